@@ -1,0 +1,1 @@
+"""FP4 and FP8 record codecs."""

@@ -1,0 +1,1 @@
+"""Tiered KV-cache storage for DeepSeek-V4.1-Flash."""

@@ -1,0 +1,123 @@
+"""What a caller sees of blocks: residency, outcomes, and the bytes on their way in and out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+
+class Tier(IntFlag):
+    """Places that hold objects; a residency is a union of them."""
+
+    NONE = 0
+    HBM = 1
+    DRAM = 2
+    SSD = 4
+
+
+class Outcome(Enum):
+    """What a lookup or a read found."""
+
+    MISS = 0
+    HIT = 1
+    PENDING = 2
+    """Reserved by a writer that has not committed yet."""
+
+
+class PutOutcome(Enum):
+    """What became of one block of a put."""
+
+    STORED = 0
+    PRESENT = 1
+    """Stored before: the first writer wins, these bytes were not looked at."""
+    PENDING = 2
+    """Another writer holds the reservation."""
+    NO_SPACE = 3
+    """Everything that could go is pinned, dirty or younger than its guaranteed lifetime."""
+    PARENT_MISSING = 4
+    """The parent is not in the store (any more), so the block would be unreachable."""
+    CORRUPT = 5
+    """The bytes did not match their checksum on arrival; they were dropped and counted."""
+
+
+class Durability(Enum):
+    """When a put returns."""
+
+    ACCEPTED = 0
+    """The bytes are checked and readable; write-back to SSD follows."""
+    DURABLE = 1
+    """The blocks survive kill -9 and power loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPut:
+    """One block on its way in. `sections`: one buffer per section of the layout, in its order.
+
+    `parent`: key of the block before it, or the namespace id for the first.
+    `checksums`: xxh3-128 digests (16 bytes each) per section; computed by the client where absent.
+    """
+
+    key: bytes
+    parent: bytes
+    sections: Sequence[Buffer]
+    checksums: Sequence[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockData:
+    """One block on its way out.
+
+    `sections[i]` is the i-th section *asked for*, in the order asked; empty unless `outcome` is
+    HIT. The views stay valid as long as this object is referenced. `tier`: the fastest tier that
+    held the block when it was read.
+    """
+
+    key: bytes
+    outcome: Outcome
+    sections: tuple[memoryview, ...] = ()
+    tier: Tier = Tier.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class TierCost:
+    """Moving estimate of what reading from a tier costs: latency per request and bandwidth."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Answer to a lookup, one entry per key asked for.
+
+    `hit_blocks`: length of the prefix in which every block is READY. `outcomes`, `residency`: per
+    key, as far as the lookup went (it may stop at the first miss).
+    """
+
+    hit_blocks: int
+    outcomes: tuple[Outcome, ...]
+    residency: tuple[Tier, ...]
+    block_bytes: int
+    costs: dict[Tier, TierCost] = field(default_factory=dict)
+
+    def fetch_cost_s(self, blocks: int | None = None) -> float:
+        """Estimated seconds to fetch the first `blocks` blocks (all that hit by default)."""
+        n = self.hit_blocks if blocks is None else min(blocks, self.hit_blocks)
+        total = 0.0
+        for tier, cost in self.costs.items():
+            held = sum(fastest(t) is tier for t in self.residency[:n])
+            if held:
+                total += cost.latency_s + held * self.block_bytes / cost.bytes_per_s
+        return total
+
+
+def fastest(residency: Tier) -> Tier:
+    """The fastest tier of a residency, or NONE."""
+    for tier in (Tier.HBM, Tier.DRAM, Tier.SSD):
+        if tier in residency:
+            return tier
+    return Tier.NONE

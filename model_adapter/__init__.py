@@ -1,0 +1,1 @@
+"""DeepSeek-V4.1-Flash in PyTorch, its caches kept in a kvstore."""
