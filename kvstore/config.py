@@ -1,0 +1,252 @@
+"""Every setting of the store and the daemon: frozen, validated, limits named with their unit last.
+
+An unknown key, a wrong type and a value out of range are a `ConfigError` that names the key and
+what is known there. Sizes are bytes, as an integer or with a unit ("64MiB", "1.5GB").
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from kvstore.errors import ConfigError
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_BYTE_SIZE = TypeAdapter(ByteSize)
+
+
+def _parse_bytes(value: object) -> int:
+    if isinstance(value, bool):
+        raise ValueError("a size is a number of bytes, not a boolean")
+    return int(_BYTE_SIZE.validate_python(value))
+
+
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DramConfig(_Settings):
+    """The arena. `budget_bytes` is all the memory that block payloads take."""
+
+    budget_bytes: Annotated[Bytes, Field(ge=64 * _KIB)] = 1 * _GIB
+
+
+class SsdConfig(_Settings):
+    """The log of segments and its index.
+
+    `budget_bytes`: hard limit of real bytes on disk, segments and index together.
+    `segment_bytes`: size of one segment file, the unit in which space comes back; one segment of
+    the budget is kept for compaction. `free_floor_bytes`: free space of the file system that is
+    never used. `sync`: off, nothing is durable and no acknowledgement claims it (tests only).
+    `direct_io`: `auto` uses O_DIRECT where the file system has it. `index_map_bytes_max`: address
+    space for the LMDB map, not disk space.
+    """
+
+    budget_bytes: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
+    segment_bytes: Annotated[Bytes, Field(ge=64 * _KIB)] = 64 * _MIB
+    free_floor_bytes: Bytes = 1 * _GIB
+    sync: bool = True
+    direct_io: Literal["auto", "off"] = "auto"
+    index_map_bytes_max: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SsdConfig":
+        if self.segment_bytes % (4 * _KIB):
+            raise ValueError(f"segment_bytes {self.segment_bytes} is not a multiple of 4096")
+        if self.budget_bytes < 3 * self.segment_bytes:
+            raise ValueError(
+                f"budget_bytes {self.budget_bytes} holds fewer than 3 segments of "
+                f"{self.segment_bytes} B: one is written, one is kept for compaction"
+            )
+        return self
+
+
+class LeaseConfig(_Settings):
+    """How long a client's rights last, and how many there may be."""
+
+    lease_ttl_s_default: Seconds = 60.0
+    lease_ttl_s_max: Seconds = 3600.0
+    reservation_ttl_s_default: Seconds = 60.0
+    reservation_ttl_s_max: Seconds = 600.0
+    leases_max: Count = 65_536
+    reservations_max: Count = 16_384
+
+
+class EvictionConfig(_Settings):
+    """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`."""
+
+    policy: Literal["lru"] = "lru"
+
+
+class MigrationConfig(_Settings):
+    """Queues and workers between the tiers.
+
+    `write_back_bytes_max`: dirty bytes that wait or are being written; beyond it puts are refused
+    room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
+    `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
+    `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
+    `retry_s_min`, `retry_s_max`: back-off after a disk error.
+    """
+
+    read_workers: Count = 4
+    verify_workers: Count = 2
+    write_back_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 256 * _MIB
+    write_batch_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
+    load_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 128 * _MIB
+    bounce_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
+    retry_s_min: Seconds = 0.5
+    retry_s_max: Seconds = 30.0
+
+
+class LimitsConfig(_Settings):
+    """Bounds on one call and on what the store keeps in memory.
+
+    `read_bytes_max`: payload that one `read` may ask for. `room_wait_s_max`: how long a put or a
+    read waits for room that write-back or another call is about to free. `drain_s_max`: how long
+    closing waits for write-back.
+    """
+
+    keys_per_call_max: Count = 65_536
+    read_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 256 * _MIB
+    index_blocks_max: Count = 16_000_000
+    namespaces_max: Count = 4_096
+    waiters_max: Count = 4_096
+    wait_s_max: Seconds = 600.0
+    room_wait_s_max: Seconds = 10.0
+    disk_wait_s_max: Seconds = 20.0
+    drain_s_max: Seconds = 60.0
+    ls_blocks_max: Count = 10_000
+
+
+class StoreConfig(_Settings):
+    """One store. `dir`: where the SSD tier lives; without it (or without `ssd`) DRAM is all."""
+
+    dir: Path | None = None
+    dram: DramConfig = DramConfig()
+    ssd: SsdConfig | None = SsdConfig()
+    lease: LeaseConfig = LeaseConfig()
+    eviction: EvictionConfig = EvictionConfig()
+    migration: MigrationConfig = MigrationConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+    @property
+    def has_ssd(self) -> bool:
+        """Whether an SSD tier is asked for: both its directory and its settings are there."""
+        return self.dir is not None and self.ssd is not None
+
+
+class ServerConfig(_Settings):
+    """The daemon's door.
+
+    `listen`: `unix:///path` or `tcp://127.0.0.1:port`. `message_bytes_max`: one gRPC message either
+    way. `deadline_s_default`: for calls that bring none. `drain_s_max`: how long a stopping daemon
+    lets calls finish. `metrics_listen`: `host:port` for Prometheus, off when empty.
+    """
+
+    listen: str = "unix:///tmp/kvstored.sock"
+    message_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 16 * _MIB
+    deadline_s_default: Seconds = 30.0
+    deadline_s_max: Seconds = 600.0
+    calls_max: Count = 256
+    drain_s_max: Seconds = 30.0
+    reflection: bool = True
+    metrics_listen: str = ""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class DaemonConfig(StoreConfig):
+    """The store's settings at the top level, the daemon's under `server`."""
+
+    server: ServerConfig = ServerConfig()
+
+
+_S = TypeVar("_S", bound=_Settings)
+
+
+def _known_keys(cls: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    for name in path:
+        field = cls.model_fields.get(str(name))
+        if field is None:
+            break
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        nested = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        if not nested:
+            break
+        cls = nested[0]
+    return sorted(cls.model_fields)
+
+
+def _explain(cls: type[BaseModel], error: ValidationError) -> str:
+    lines = []
+    for e in error.errors():
+        key = ".".join(str(part) for part in e["loc"]) or "(settings)"
+        if e["type"] == "extra_forbidden":
+            known = ", ".join(_known_keys(cls, e["loc"][:-1]))
+            lines.append(f"unknown key {key!r}; known here: {known}")
+        else:
+            lines.append(f"{key}: {e['msg']} (got {e['input']!r})")
+    return "; ".join(lines)
+
+
+def _merge(into: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        at = into
+        for name in parents:
+            nested = at.setdefault(name, {})
+            if not isinstance(nested, dict):
+                raise ConfigError(f"{dotted!r}: {name!r} is no table of settings")
+            at = nested
+        if isinstance(value, Mapping) and isinstance(at.get(last), dict):
+            _merge(at[last], value)
+        else:
+            at[last] = _merge({}, value) if isinstance(value, Mapping) else value
+    return into
+
+
+def build_config(
+    cls: type[_S], settings: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> _S:
+    """Validate `settings`; `overrides` win over them and may be nested or dotted
+    (`{"dram.budget_bytes": "4GiB"}`).
+
+    Raises `ConfigError` naming every wrong key, and the known ones for an unknown key.
+    """
+    merged = _merge(_merge({}, settings), overrides or {})
+    try:
+        return cls.model_validate(merged)
+    except ValidationError as e:
+        raise ConfigError(_explain(cls, e)) from e
+
+
+def load_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> DaemonConfig:
+    """The daemon's settings from a TOML file, `overrides` (flags) winning over it.
+
+    Raises `ConfigError` where the file can't be read, is no TOML or holds a wrong setting.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"can't read the configuration {path}: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is no TOML: {e}") from e
+    try:
+        return build_config(DaemonConfig, settings, overrides)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e

@@ -1,0 +1,55 @@
+"""Counters of the store: plain integers with a name and a help text, cheap enough for every step.
+
+A leaf: who wants them in Prometheus' form reads `Metrics.counts` and `COUNTERS`. A name that is not
+in `COUNTERS` is a programming error and raises `KeyError` at once.
+"""
+
+COUNTERS = {
+    "lookup_hit_dram_blocks": "Keys looked up whose fastest tier was dram",
+    "lookup_hit_ssd_blocks": "Keys looked up whose fastest tier was ssd",
+    "lookup_pending_blocks": "Keys looked up that a writer had reserved",
+    "lookup_miss_blocks": "Keys looked up that were not there, or lay behind one that was not",
+    "put_stored_blocks": "Blocks accepted",
+    "put_present_blocks": "Blocks put again; the first writer's bytes stay",
+    "put_pending_blocks": "Blocks put while another writer held the reservation",
+    "put_no_space_blocks": "Blocks refused because nothing could make room",
+    "put_parent_missing_blocks": "Blocks refused because their parent was not there",
+    "put_corrupt_blocks": "Blocks refused because bytes and checksum disagreed on arrival",
+    "read_dram_blocks": "Blocks read from the arena",
+    "read_ssd_blocks": "Blocks read from a segment",
+    "read_miss_blocks": "Blocks asked for in a read that were not there any more",
+    "read_payload_bytes": "Section bytes handed to readers",
+    "written_payload_bytes": "Section bytes accepted from writers",
+    "promoted_blocks": "Blocks copied from ssd into dram",
+    "bounced_blocks": "Blocks read from ssd past a dram full of pinned blocks",
+    "demoted_blocks": "Blocks that left dram and stayed on ssd",
+    "write_back_blocks": "Blocks made durable on ssd",
+    "write_back_bytes": "Frame bytes made durable on ssd, compaction not included",
+    "compacted_blocks": "Blocks appended again to reclaim their segment",
+    "compacted_bytes": "Frame bytes appended again to reclaim their segment",
+    "segments_reclaimed": "Segments deleted after compaction or eviction",
+    "evicted_dram_blocks": "Blocks that the policy dropped from dram with no copy left",
+    "evicted_ssd_blocks": "Blocks that the policy dropped from ssd",
+    "evicted_by_request_blocks": "Blocks dropped because a caller asked",
+    "corrupt_dram_blocks": "Blocks quarantined for a checksum mismatch in dram",
+    "corrupt_ssd_blocks": "Blocks quarantined for a checksum mismatch on ssd",
+    "corrupt_reported_blocks": "Reports of corruption by clients",
+    "disk_errors": "Failed disk operations",
+    "leases_granted": "Leases granted",
+    "leases_expired": "Leases that lapsed unreleased",
+    "reservations_granted": "Reservations granted",
+    "reservations_expired": "Reservations that lapsed uncommitted",
+}
+
+
+class Metrics:
+    """A registry: `counts[name]` is the value of every counter in `COUNTERS`."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, name: str, n: int = 1) -> None:
+        """Count `n` more. Raises `KeyError` for a name that is not in `COUNTERS`."""
+        self.counts[name] += n

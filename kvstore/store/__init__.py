@@ -1,0 +1,21 @@
+"""The data path: the order of steps for every request, over index, leases, policy and tiers."""
+
+from kvstore.store.types import (
+    BlockFrames,
+    BlockInfo,
+    LeaseGrant,
+    ReservationGrant,
+    Stat,
+    TierStat,
+    VerifyReport,
+)
+
+__all__ = [
+    "BlockFrames",
+    "BlockInfo",
+    "LeaseGrant",
+    "ReservationGrant",
+    "Stat",
+    "TierStat",
+    "VerifyReport",
+]

@@ -1,0 +1,130 @@
+"""What the store's calls return. Values only: no behaviour but the release of a pin."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """A lease over the READY prefix of the keys asked for.
+
+    `blocks`: how many of the keys, from the first on, are pinned. `ttl_s`: seconds until it
+    expires by itself. `match`: what the lookup found, over all keys asked for.
+    """
+
+    lease_id: int
+    blocks: int
+    ttl_s: float
+    match: Match
+
+
+@dataclass(slots=True)
+class BlockFrames:
+    """One block on its way out of the store.
+
+    `sections`, `checksums`: per section asked for, in that order: read-only bytes (in the arena, or
+    in a bounce buffer) and their xxh3-128 (16 bytes); empty unless `outcome` is HIT. `tier`: the
+    fastest tier that held the block when it was read. The views are valid until `done`, which MUST
+    be called once the bytes are used up, also for a MISS; a lease that expires meanwhile takes
+    nothing away.
+    """
+
+    key: bytes
+    outcome: Outcome
+    tier: Tier = Tier.NONE
+    sections: tuple[memoryview, ...] = ()
+    checksums: tuple[bytes, ...] = ()
+    _release: Callable[[], None] | None = field(default=None, repr=False)
+
+    def done(self) -> None:
+        """Unpin the bytes; a second call does nothing. On the event loop's thread only."""
+        release, self._release = self._release, None
+        if release is not None:
+            self.sections = ()
+            release()
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationGrant:
+    """Room for blocks on their way in.
+
+    `outcomes`: per block asked for; STORED means reserved for this caller, whose bytes are now
+    awaited; anything else is final for that block. `reservation_id`: 0 where nothing was reserved.
+    """
+
+    reservation_id: int
+    outcomes: tuple[PutOutcome, ...]
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierStat:
+    """One tier now.
+
+    `objects`, `payload_bytes`: READY blocks and their section bytes. `used_bytes`: what they really
+    take (arena pages; for SSD `st_blocks` of segments and index). `accepting`: False while errors
+    keep new blocks out. `cost`: moving estimate of a read, as far as one was made.
+    """
+
+    tier: Tier
+    objects: int
+    payload_bytes: int
+    used_bytes: int
+    budget_bytes: int
+    accepting: bool
+    cost: TierCost
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The store now.
+
+    `lookup_blocks`: one per key looked up, by what was found; the keys are `hit_dram`, `hit_ssd`,
+    `pending` and `miss`, and they sum to all lookups. `puts`: per `PutOutcome` name, blocks.
+    `counters`: everything else that only grows (see `kvstore.metrics`).
+    """
+
+    tiers: tuple[TierStat, ...]
+    blocks: int
+    namespaces: int
+    leases: int
+    reservations: int
+    pinned_blocks: int
+    dirty_blocks: int
+    write_back_bytes: int
+    lookup_blocks: dict[str, int]
+    puts: dict[str, int]
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """One block of a listing. `payload_bytes`: its sections'. `depth`: blocks before it."""
+
+    key: bytes
+    namespace_id: bytes
+    parent: bytes
+    depth: int
+    residency: Tier
+    payload_bytes: int
+    pins: int
+    dirty: bool
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What reading everything found. `frames`, `payload_bytes`: checked, per tier. `corrupt`: keys
+    quarantined by this run. `unreadable`: frames that the disk refused to give; they stay."""
+
+    frames: dict[Tier, int]
+    payload_bytes: dict[Tier, int]
+    corrupt: tuple[bytes, ...]
+    unreadable: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether every frame could be read and was right."""
+        return not self.corrupt and not self.unreadable
