@@ -1,0 +1,1 @@
+"""How bytes sit on a medium: frames, the DRAM arena, the SSD log."""

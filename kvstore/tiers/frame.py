@@ -1,0 +1,264 @@
+"""The frame: one object's checksummed record, the same bytes in DRAM and on SSD.
+
+`[header | section | section | … | zero padding to 4 KiB]`. The header is a multiple of 512 B and
+ends with its own xxh3-128; it holds each section's. A changed byte anywhere but in the padding is
+therefore found, and so is a whole frame that lies where another is expected, since the header
+names its key. `docs/format.md` has the layout byte for byte.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import xxhash
+
+FRAME_MAGIC = b"DS41FRM\0"
+FRAME_VERSION = 1
+FRAME_ALIGN_BYTES = 4096
+HEADER_ALIGN_BYTES = 512
+CHECKSUM_BYTES = 16
+FRAME_SECTIONS_MAX = 64
+_FIXED = struct.Struct("<8sHBBHHIII4xd32s32s32s24x")
+_SECTION = struct.Struct("<II8x16s")
+_ZERO_KEY = bytes(32)
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    BLOCK = 1
+
+
+class Codec(IntEnum):
+    """How sections are stored."""
+
+    RAW = 0
+
+
+class FrameError(Exception):
+    """The bytes are not the frame they should be. The object is lost, and a miss."""
+
+
+class NotAFrame(FrameError):
+    """No frame starts here (wrong magic)."""
+
+
+class UnknownFrameVersion(FrameError):
+    """A frame of a version, kind or codec that this program does not know."""
+
+
+class FrameTruncated(FrameError):
+    """Fewer bytes than the header needs or says."""
+
+
+class HeaderCorrupt(FrameError):
+    """The header does not match its checksum, or says what can't be."""
+
+
+class SectionCorrupt(FrameError):
+    """A section does not match its checksum. `index`: which one."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"section {index} does not match its checksum")
+        self.index = index
+
+
+class WrongFrame(FrameError):
+    """A whole frame, but another object's."""
+
+
+class Section(NamedTuple):
+    """A section in a frame. `offset`: bytes from the frame's start. `checksum`: xxh3-128, 16 B."""
+
+    offset: int
+    length: int
+    checksum: bytes
+
+
+class FrameHeader(NamedTuple):
+    """A frame's header. `created_wall_s`: seconds since the epoch. Keys and ids have 32 bytes."""
+
+    kind: Kind
+    key: bytes
+    namespace_id: bytes
+    parent: bytes
+    depth: int
+    created_wall_s: float
+    codec: Codec
+    sections: tuple[Section, ...]
+
+    @property
+    def payload_length(self) -> int:
+        """Bytes of all sections."""
+        return sum(s.length for s in self.sections)
+
+    @property
+    def stored_length(self) -> int:
+        """Bytes of the whole frame, padding included."""
+        return frame_bytes([s.length for s in self.sections]).total
+
+
+class FrameShape(NamedTuple):
+    """Sizes of a frame, in bytes: the header, where the payload starts (the same), and the whole,
+    rounded up to 4 KiB."""
+
+    header_bytes: int
+    payload_offset: int
+    total: int
+
+
+def _round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def header_bytes(sections: int) -> int:
+    """Size of the header of a frame with so many sections."""
+    return _round_up(_FIXED.size + sections * _SECTION.size + CHECKSUM_BYTES, HEADER_ALIGN_BYTES)
+
+
+def frame_bytes(section_lengths: Sequence[int]) -> FrameShape:
+    """How large the frame of these sections is. A block of the released layout: 512 B of header,
+    227,840 B of payload, 229,376 B in all."""
+    head = header_bytes(len(section_lengths))
+    return FrameShape(head, head, _round_up(head + sum(section_lengths), FRAME_ALIGN_BYTES))
+
+
+def layout_sections(
+    section_lengths: Sequence[int], checksums: Sequence[bytes]
+) -> tuple[Section, ...]:
+    """Where the sections lie in the frame: one behind the other, the first behind the header."""
+    at = header_bytes(len(section_lengths))
+    sections = []
+    for length, checksum in zip(section_lengths, checksums, strict=True):
+        sections.append(Section(at, length, checksum))
+        at += length
+    return tuple(sections)
+
+
+def encode_header(header: FrameHeader) -> bytes:
+    """The header's bytes. Raises `ValueError` for what no header can say: keys of other than 32
+    bytes, checksums of other than 16, sections that do not lie one behind the other."""
+    sections = header.sections
+    if not 1 <= len(sections) <= FRAME_SECTIONS_MAX:
+        raise ValueError(f"a frame has 1 to {FRAME_SECTIONS_MAX} sections, not {len(sections)}")
+    if any(len(k) != 32 for k in (header.key, header.namespace_id, header.parent)):
+        raise ValueError("key, namespace id and parent have 32 bytes each")
+    lengths = [s.length for s in sections]
+    if layout_sections(lengths, [s.checksum for s in sections]) != tuple(sections):
+        raise ValueError(f"sections do not lie one behind the other: {sections}")
+    if any(len(s.checksum) != CHECKSUM_BYTES for s in sections):
+        raise ValueError(f"a checksum has {CHECKSUM_BYTES} bytes")
+    shape = frame_bytes(lengths)
+    fixed = _FIXED.pack(
+        FRAME_MAGIC,
+        FRAME_VERSION,
+        header.kind,
+        header.codec,
+        len(sections),
+        shape.header_bytes,
+        shape.total,
+        sum(lengths),
+        header.depth,
+        header.created_wall_s,
+        header.key,
+        header.namespace_id,
+        header.parent,
+    )
+    table = b"".join(_SECTION.pack(s.offset, s.length, s.checksum) for s in sections)
+    body = (fixed + table).ljust(shape.header_bytes - CHECKSUM_BYTES, b"\0")
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def seal_frame(frame: memoryview, header: FrameHeader) -> None:
+    """Write the header in front of sections that already lie in `frame`, and zero the padding."""
+    head = encode_header(header)
+    last = header.sections[-1]
+    frame[: len(head)] = head
+    end = last.offset + last.length
+    total = header.stored_length
+    frame[end:total] = bytes(total - end)
+
+
+def _header_length(buf: memoryview) -> int:
+    if len(buf) < HEADER_ALIGN_BYTES:
+        raise FrameTruncated(f"{len(buf)} B hold no frame header")
+    if buf[:8] != FRAME_MAGIC:
+        raise NotAFrame(f"no frame starts here: {bytes(buf[:8])!r}")
+    size = int.from_bytes(buf[14:16], "little")
+    most = header_bytes(FRAME_SECTIONS_MAX)
+    if not HEADER_ALIGN_BYTES <= size <= most or size % HEADER_ALIGN_BYTES:
+        raise HeaderCorrupt(f"a header of {size} B")
+    if len(buf) < size:
+        raise FrameTruncated(f"{len(buf)} B of a header of {size} B")
+    return size
+
+
+def decode_header(buf: bytes | bytearray | memoryview) -> FrameHeader:
+    """The header at the start of `buf`, which may be longer. Raises a `FrameError` saying what is
+    wrong; sections are not looked at."""
+    view = memoryview(buf).cast("B")
+    size = _header_length(view)
+    body = view[: size - CHECKSUM_BYTES]
+    if xxhash.xxh3_128_digest(body) != view[size - CHECKSUM_BYTES : size]:
+        raise HeaderCorrupt("the header does not match its checksum")
+    (_, version, kind, codec, count, _, total, payload, depth, created, key, ns, parent) = (
+        _FIXED.unpack_from(view)
+    )
+    if version != FRAME_VERSION:
+        raise UnknownFrameVersion(f"frame version {version}; known is {FRAME_VERSION}")
+    try:
+        kind, codec = Kind(kind), Codec(codec)
+    except ValueError as e:
+        raise UnknownFrameVersion(str(e)) from e
+    if not 1 <= count <= FRAME_SECTIONS_MAX or header_bytes(count) != size:
+        raise HeaderCorrupt(f"{count} sections in a header of {size} B")
+    table = view[_FIXED.size : _FIXED.size + count * _SECTION.size]
+    sections = tuple(Section(*entry) for entry in _SECTION.iter_unpack(table))
+    header = FrameHeader(kind, key, ns, parent, depth, created, codec, sections)
+    lengths = [s.length for s in sections]
+    if (
+        layout_sections(lengths, [s.checksum for s in sections]) != sections
+        or sum(lengths) != payload
+        or frame_bytes(lengths).total != total
+    ):
+        raise HeaderCorrupt("the section table contradicts itself")
+    return header
+
+
+def check_sections(header: FrameHeader, frame: memoryview) -> FrameError | None:
+    """Whether the sections that `header` names are what lies in `frame`."""
+    if len(frame) < header.stored_length:
+        return FrameTruncated(f"{len(frame)} B of a frame of {header.stored_length} B")
+    digest = xxhash.xxh3_128_digest
+    for i, s in enumerate(header.sections):
+        if digest(frame[s.offset : s.offset + s.length]) != s.checksum:
+            return SectionCorrupt(i)
+    return None
+
+
+def verify_frame(
+    buf: bytes | bytearray | memoryview,
+    key: bytes | None = None,
+    namespace_id: bytes | None = None,
+) -> FrameError | None:
+    """What is wrong with the frame at the start of `buf`: None, or the error (not raised).
+
+    Header, every section and, where given, that it is `key`'s frame of `namespace_id`.
+    """
+    view = memoryview(buf).cast("B")
+    try:
+        header = decode_header(view)
+    except FrameError as e:
+        return e
+    if key is not None and header.key != key:
+        return WrongFrame(f"the frame of {header.key.hex()}, not of {key.hex()}")
+    if namespace_id is not None and header.namespace_id != namespace_id:
+        return WrongFrame(f"a frame of namespace {header.namespace_id.hex()}")
+    return check_sections(header, view)
+
+
+def section_view(buf: memoryview, index: int) -> memoryview:
+    """The bytes of one section of the frame at the start of `buf`; trusts a verified header."""
+    offset, length, _ = _SECTION.unpack_from(buf, _FIXED.size + index * _SECTION.size)
+    return buf[offset : offset + length]
