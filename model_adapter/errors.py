@@ -1,0 +1,46 @@
+"""Every error that the adapter raises to a caller, in one tree.
+
+::
+
+    AdapterError
+    ├── ConfigError           config.json lacks a key, or names what is not implemented
+    ├── CheckpointError       the checkpoint can't be used
+    │   ├── ShardError        a file is missing, truncated or not safetensors
+    │   └── TensorError       a tensor is missing, has a wrong shape or dtype, or lacks its scale
+    ├── CacheError            a sequence cache was asked for what it does not hold, or given bytes
+    │                         that do not fit it
+    ├── InputError            token ids, hit lengths or modes that can't be right
+    └── GoldenError           a golden directory lacks what a comparison needs
+"""
+
+
+class AdapterError(Exception):
+    """Root of the tree. The message says what was wrong, with the value, and what to do."""
+
+
+class ConfigError(AdapterError):
+    """`config.json` lacks a key, holds an impossible value, or names what is not implemented."""
+
+
+class CheckpointError(AdapterError):
+    """The checkpoint directory can't be used."""
+
+
+class ShardError(CheckpointError):
+    """A file of the checkpoint is missing, truncated or not safetensors; the message names it."""
+
+
+class TensorError(CheckpointError):
+    """A tensor is missing, has a wrong shape or dtype, or lacks its scale or its weight."""
+
+
+class CacheError(AdapterError):
+    """A sequence cache does not hold what was asked for, or the bytes given do not fit it."""
+
+
+class InputError(AdapterError):
+    """Token ids, a hit length or a mode that can't be right; nothing was computed."""
+
+
+class GoldenError(AdapterError):
+    """A golden directory lacks what a comparison needs."""
