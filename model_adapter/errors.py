@@ -10,6 +10,8 @@
     ├── CacheError            a sequence cache was asked for what it does not hold, or given bytes
     │                         that do not fit it
     ├── InputError            token ids, hit lengths or modes that can't be right
+    │   ├── ChatError         a message, role, tool or option that the chat format has no place for
+    │   └── ImageError        a picture that can't be read, or images that don't fit their prompt
     └── GoldenError           a golden directory lacks what a comparison needs
 """
 
@@ -40,6 +42,17 @@ class CacheError(AdapterError):
 
 class InputError(AdapterError):
     """Token ids, a hit length or a mode that can't be right; nothing was computed."""
+
+
+class ChatError(InputError):
+    """A message, role, tool or option that the chat format has no place for.
+
+    The message names the entry (`messages[3].role`) and its value.
+    """
+
+
+class ImageError(InputError):
+    """A picture that can't be read or is too large, or images that don't fit their prompt."""
 
 
 class GoldenError(AdapterError):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any
 
-from model_adapter.chat.errors import ChatError
 from model_adapter.chat.tokens import (
     CALLS_CLOSE,
     CALLS_OPEN,
@@ -20,6 +19,7 @@ from model_adapter.chat.tokens import (
     PARAMETER_CLOSE,
     PARAMETER_OPEN,
 )
+from model_adapter.errors import ChatError
 
 _HEADER_END = '">'
 _STRING, _JSON = '" string="true">', '" string="false">'

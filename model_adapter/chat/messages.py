@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from model_adapter.chat import tokens
 from model_adapter.chat.dsml import ToolCall, tool_call
-from model_adapter.chat.errors import ChatError
+from model_adapter.errors import ChatError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from model_adapter.chat.errors import ChatError
+from model_adapter.errors import ChatError
 
 REASONING_EFFORT_MIN = 1
 REASONING_EFFORT_MAX = 100

@@ -10,9 +10,9 @@ from typing import Any
 
 from model_adapter.chat import tokens
 from model_adapter.chat.dsml import to_json, write_calls
-from model_adapter.chat.errors import ChatError
 from model_adapter.chat.messages import ImageRef, Turn, to_turns
 from model_adapter.chat.options import ChatOptions
+from model_adapter.errors import ChatError
 
 _EFFORT = (
     "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
