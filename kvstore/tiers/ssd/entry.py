@@ -1,0 +1,111 @@
+"""Index records, byte for byte: what LMDB holds under a key.
+
+Every value ends with the xxh3-64 of key and value, because LMDB checks nothing itself.
+`docs/format.md` has the layouts.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.tiers.base import Location
+from kvstore.tiers.frame import CHECKSUM_BYTES, FrameHeader, encode_header
+
+ENTRY_VERSION = 1
+CHECK_BYTES = 8
+_BODY = struct.Struct("<BBBxIIIQIId32s16s")
+_LOCATION = struct.Struct("<IQ")
+ENTRY_BYTES = _BODY.size + CHECK_BYTES
+ENTRY_DTYPE = np.dtype(
+    [
+        ("version", "u1"),
+        ("kind", "u1"),
+        ("codec", "u1"),
+        ("zero", "u1"),
+        ("namespace_no", "<u4"),
+        ("depth", "<u4"),
+        ("segment", "<u4"),
+        ("offset", "<u8"),
+        ("stored_length", "<u4"),
+        ("payload_length", "<u4"),
+        ("created_wall_s", "<f8"),
+        ("parent", "V32"),
+        ("header_checksum", "V16"),
+        ("check", "V8"),
+    ]
+)
+assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
+
+
+class RecordCorrupt(Exception):
+    """An index record does not match its own check."""
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """The record's value: `body` and its check."""
+    return body + xxhash.xxh3_64_digest(key + body)
+
+
+def unseal(key: bytes, value: bytes) -> bytes:
+    """The body of a record; raises `RecordCorrupt`."""
+    body = value[:-CHECK_BYTES]
+    if len(value) < CHECK_BYTES or xxhash.xxh3_64_digest(key + body) != value[-CHECK_BYTES:]:
+        raise RecordCorrupt(f"the index record of {key.hex()} does not match its check")
+    return body
+
+
+def encode_entry(header: FrameHeader, namespace_no: int, location: Location) -> bytes:
+    """The index record of a frame at `location`."""
+    body = _BODY.pack(
+        ENTRY_VERSION,
+        header.kind,
+        header.codec,
+        namespace_no,
+        header.depth,
+        location.segment,
+        location.offset,
+        header.stored_length,
+        header.payload_length,
+        header.created_wall_s,
+        header.parent,
+        encode_header(header)[-CHECKSUM_BYTES:],
+    )
+    return seal(header.key, body)
+
+
+def entry_segment(value: bytes) -> int:
+    """The segment that a record points into."""
+    segment: int = _BODY.unpack_from(value)[5]
+    return segment
+
+
+def encode_location(key: bytes, location: Location) -> bytes:
+    """A sealed record that holds a place in the log."""
+    return seal(key, _LOCATION.pack(*location))
+
+
+def decode_location(key: bytes, value: bytes) -> Location:
+    """Inverse of `encode_location`; raises `RecordCorrupt`."""
+    body = unseal(key, value)
+    if len(body) != _LOCATION.size:
+        raise RecordCorrupt(f"{len(body)} B are no place in the log")
+    return Location(*_LOCATION.unpack(body))
+
+
+def decode_entries(values: bytes) -> npt.NDArray[np.void]:
+    """Packed records as a structured array (`ENTRY_DTYPE`), a view of `values`."""
+    return np.frombuffer(values, ENTRY_DTYPE)
+
+
+def first_wrong(keys: Sequence[bytes], values: Sequence[bytes]) -> int | None:
+    """Position of the first record that does not match its check, its length or its version."""
+    digest, at = xxhash.xxh3_64_digest, ENTRY_BYTES - CHECK_BYTES
+    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+        if len(value) != ENTRY_BYTES or value[at:] != digest(key + value[:at]):
+            return i
+        if len(key) != 32 or value[0] != ENTRY_VERSION:
+            return i
+    return None

@@ -1,0 +1,331 @@
+"""What a log holds at open: the index checked against the segments.
+
+Frames become durable before the index knows them, and entries leave the index before their segment
+goes. So after a crash there are only these differences, all behind the index's mark `log_end`:
+frames that no commit told of. Whole ones are adopted, the rest is cut off. Everything else that is
+found (entries that point at nothing, files of another store, an index that can't be trusted) is
+damage, which costs the objects it hit and is noted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.tiers.base import Location, NamespaceRow, Recovered
+from kvstore.tiers.frame import FrameHeader, check_sections
+from kvstore.tiers.ssd import entry
+from kvstore.tiers.ssd.directory import Directory
+from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
+from kvstore.tiers.ssd.index import (
+    Index,
+    IndexBroken,
+    IndexChange,
+    IndexContent,
+    IndexOpener,
+)
+from kvstore.tiers.ssd.segments import SEGMENT_HEADER_BYTES, FoundSegment, scan_frames
+
+_REBUILD_COMMIT_ENTRIES = 20_000
+
+
+@dataclass(slots=True)
+class Opened:
+    """The outcome: the index, what it holds, and the segments that stay. `ends[n]`: where segment
+    n's known content ends. `log_end`: where the log goes on."""
+
+    index: Index
+    recovered: Recovered
+    segments: dict[int, FoundSegment]
+    ends: dict[int, int]
+    log_end: Location
+
+
+@dataclass(slots=True)
+class _Finds:
+    """Frames found without an index: their entries, and the namespaces they name."""
+
+    namespaces: dict[bytes, NamespaceRow]
+    puts: list[tuple[bytes, bytes]] = field(default_factory=list)
+    new_namespaces: list[NamespaceRow] = field(default_factory=list)
+
+    def add(self, header: FrameHeader, location: Location) -> None:
+        row = self.namespaces.get(header.namespace_id)
+        if row is None:
+            number = 1 + max((r.number for r in self.namespaces.values()), default=0)
+            row = NamespaceRow(number, header.namespace_id, b"")
+            self.namespaces[row.namespace_id] = row
+            self.new_namespaces.append(row)
+        self.puts.append((header.key, entry.encode_entry(header, row.number, location)))
+
+
+class Recovery:
+    """One run over a directory. Raises `OSError` and `StoreFormatError`."""
+
+    def __init__(
+        self, files: FileSystem, directory: Directory, open_index: IndexOpener, map_bytes: int
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._open_index = open_index
+        self._map_bytes = map_bytes
+        self._segments: dict[int, FoundSegment] = {}
+
+    def run(self, sync: bool) -> Opened:
+        """Check, repair, and say what is there."""
+        self._segments = self._own_segments()
+        index, content, rebuilt = self._index(sync)
+        try:
+            return self._reconcile(index, content, rebuilt)
+        except BaseException:
+            index.close(clean=False)
+            raise
+
+    def _own_segments(self) -> dict[int, FoundSegment]:
+        own: dict[int, FoundSegment] = {}
+        store_id = self._directory.store_id
+        for found in sorted(self._directory.segments, key=lambda s: not s.header):
+            if found.header and found.store_id != store_id:
+                why = f"it belongs to store {found.store_id.hex()}"
+            elif found.number in own:
+                why = f"{own[found.number].path} is segment {found.number} already"
+            else:
+                own[found.number] = found
+                if not found.header and found.size > SEGMENT_HEADER_BYTES:
+                    self._note(f"{found.path} has a damaged header; its frames are used")
+                continue
+            self._directory.set_aside(self._files, found.path, why)
+        return own
+
+    def _note(self, text: str) -> None:
+        self._directory.notes.append(text)
+
+    # The index
+
+    def _index(self, sync: bool) -> tuple[Index, IndexContent, bool]:
+        path = self._directory.index_path
+        try:
+            index = self._open(path, sync, create=not self._segments)
+            try:
+                return index, index.load(), False
+            except BaseException:
+                index.close(clean=False)
+                raise
+        except IndexBroken as e:
+            if self._files.exists(path):
+                self._directory.set_aside(self._files, path, f"{e}; rebuilt from the frames")
+            else:
+                self._note(f"{e}; rebuilt from the frames")
+        self._rebuild()
+        index = self._open(path, sync, create=False)
+        return index, index.load(), True
+
+    def _open(self, path: Path, sync: bool, create: bool) -> Index:
+        if create:
+            self._files.mkdir(path)
+        index = self._open_index(path, self._directory.store_id, self._map_bytes, sync, create)
+        if create:
+            self._files.fsync_dir(path)
+            self._files.fsync_dir(path.parent)
+        return index
+
+    def _rebuild(self) -> None:
+        """A new index of every frame whose header is whole; the last segment's, which a crash may
+        have torn, are checked to the last byte."""
+        path = self._directory.path / "index.lmdb.new"
+        if self._files.exists(path):
+            self._files.remove_tree(path)
+        index = self._open(path, sync=True, create=True)
+        try:
+            finds = _Finds({})
+            end = Location(0, 0)
+            last = max(self._segments, default=0)
+            for number in sorted(self._segments):
+                end = Location(number, SEGMENT_HEADER_BYTES)
+                for at, header in self._frames(number, SEGMENT_HEADER_BYTES, number == last):
+                    finds.add(header, Location(number, at))
+                    end = Location(number, at + header.stored_length)
+                    if len(finds.puts) >= _REBUILD_COMMIT_ENTRIES:
+                        self._commit(index, finds, end)
+            self._commit(index, finds, end)
+        finally:
+            index.close(clean=True)
+        self._files.rename(path, self._directory.index_path)
+        self._files.fsync_dir(self._directory.path)
+
+    @staticmethod
+    def _commit(index: Index, finds: _Finds, end: Location) -> None:
+        index.commit(IndexChange(finds.puts, (), end, finds.new_namespaces))
+        finds.puts, finds.new_namespaces = [], []
+
+    def _frames(self, number: int, start: int, whole: bool) -> Iterator[tuple[int, FrameHeader]]:
+        """Frames of a segment, from `start`; `whole`: only those whose sections are right too."""
+        found = self._segments[number]
+        handle = self._files.open(found.path)
+        try:
+            buffer = aligned_buffer(0)
+            for at, header in scan_frames(self._files, handle, start, found.size):
+                length = header.stored_length
+                if at + length > found.size:
+                    continue
+                if whole:
+                    if len(buffer) < length:
+                        buffer = aligned_buffer(length)
+                    read = self._files.preadv(handle, [buffer[:length]], at)
+                    if check_sections(header, buffer[:read]) is not None:
+                        continue
+                yield at, header
+        finally:
+            self._files.close(handle)
+
+    # Index against segments
+
+    def _reconcile(self, index: Index, content: IndexContent, rebuilt: bool) -> Opened:
+        table = entry.decode_entries(content.values)
+        keep = self._pointing_at_something(table)
+        dropped = [content.keys[i] for i in np.flatnonzero(~keep)]
+        if dropped:
+            self._note(f"{len(dropped)} index entries pointed at nothing and were dropped")
+        finds = _Finds({row.namespace_id: row for row in content.namespaces})
+        log_end = max(content.log_end, _last_end(table[keep]))
+        log_end = self._adopt(content, log_end, finds, set(dropped))
+        adopted = len(finds.puts)
+        cut = self._cut(log_end)
+        if dropped or adopted or log_end != content.log_end:
+            index.commit(IndexChange(finds.puts, dropped, log_end, finds.new_namespaces))
+        keys, table = self._merged(content, table, keep, dropped, finds)
+        ends = self._ends(log_end)
+        self._collect_garbage(table, ends, log_end)
+        recovered = _recovered(keys, table)
+        recovered.namespaces = list(finds.namespaces.values())
+        recovered.adopted, recovered.dropped = adopted, len(dropped)
+        recovered.cut_bytes, recovered.rebuilt = cut, rebuilt
+        recovered.notes = self._directory.notes
+        return Opened(index, recovered, self._segments, ends, log_end)
+
+    def _pointing_at_something(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """Per entry: does its segment exist and hold as many bytes as it says?"""
+        size = np.zeros(len(table), np.uint64)
+        for number in np.unique(table["segment"]).tolist():
+            if number in self._segments:
+                size[table["segment"] == number] = self._segments[number].size
+        offset, length = table["offset"], table["stored_length"].astype(np.uint64)
+        fits = (offset <= size) & (length <= size) & (offset + length <= size)
+        page = np.uint64(SEGMENT_HEADER_BYTES)
+        result: npt.NDArray[np.bool_] = (
+            fits & (offset >= page) & (offset % page == 0) & (length > 0) & (length % page == 0)
+        )
+        return result
+
+    def _adopt(
+        self, content: IndexContent, log_end: Location, finds: _Finds, dropped: set[bytes]
+    ) -> Location:
+        """Whole frames behind the index's mark become entries; returns the new mark."""
+        mark = log_end
+        known: set[bytes] | None = None
+        for number in sorted(n for n in self._segments if n >= mark.segment):
+            start = SEGMENT_HEADER_BYTES
+            if number == mark.segment:
+                start = max(start, mark.offset)
+            found = []
+            for at, header in self._frames(number, start, whole=True):
+                known = set(content.keys) - dropped if known is None else known
+                if header.key not in known:
+                    known.add(header.key)
+                    found.append((header, Location(number, at)))
+                    log_end = Location(number, at + header.stored_length)
+            if found:
+                self._sync(number)
+            for header, location in found:
+                finds.add(header, location)
+        return log_end
+
+    def _sync(self, number: int) -> None:
+        handle = self._files.open(self._segments[number].path)
+        try:
+            self._files.fdatasync(handle)
+        finally:
+            self._files.close(handle)
+        self._files.fsync_dir(self._directory.segments_path)
+
+    def _cut(self, log_end: Location) -> int:
+        """Cut what lies behind the log's end off its last segment."""
+        found = self._segments.get(log_end.segment)
+        if found is None or found.size <= log_end.offset:
+            return 0
+        handle = self._files.open(found.path)
+        try:
+            self._files.truncate(handle, log_end.offset)
+            self._files.fdatasync(handle)
+        finally:
+            self._files.close(handle)
+        return found.size - log_end.offset
+
+    def _merged(
+        self,
+        content: IndexContent,
+        table: npt.NDArray[np.void],
+        keep: npt.NDArray[np.bool_],
+        dropped: list[bytes],
+        finds: _Finds,
+    ) -> tuple[list[bytes], npt.NDArray[np.void]]:
+        keys = content.keys
+        if dropped:
+            keys = [keys[i] for i in np.flatnonzero(keep)]
+            table = table[keep]
+        if finds.puts:
+            keys = keys + [key for key, _ in finds.puts]
+            more = entry.decode_entries(b"".join(value for _, value in finds.puts))
+            table = np.concatenate([table, more])
+        return keys, table
+
+    def _ends(self, log_end: Location) -> dict[int, int]:
+        ends = {n: max(s.size, SEGMENT_HEADER_BYTES) for n, s in self._segments.items()}
+        if log_end.segment in ends:
+            ends[log_end.segment] = max(log_end.offset, SEGMENT_HEADER_BYTES)
+        return ends
+
+    def _collect_garbage(
+        self, table: npt.NDArray[np.void], ends: dict[int, int], log_end: Location
+    ) -> None:
+        """Segments that nothing points into go; those not known to be ours are set aside."""
+        used = set(np.unique(table["segment"]).tolist())
+        for number in [n for n in self._segments if n not in used and n != log_end.segment]:
+            found = self._segments.pop(number)
+            del ends[number]
+            if found.header or found.size <= SEGMENT_HEADER_BYTES:
+                self._files.unlink(found.path)
+            else:
+                why = "its header is damaged and nothing in it is known"
+                self._directory.set_aside(self._files, found.path, why)
+
+
+def _last_end(table: npt.NDArray[np.void]) -> Location:
+    """Behind the last of these frames: no mark of the log's end may lie before it."""
+    if not len(table):
+        return Location(0, 0)
+    segment = table["segment"].max()
+    inside = table[table["segment"] == segment]
+    ends = inside["offset"] + inside["stored_length"].astype(np.uint64)
+    return Location(int(segment), int(ends.max()))
+
+
+def _recovered(keys: list[bytes], table: npt.NDArray[np.void]) -> Recovered:
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(table[name])
+
+    return Recovered(
+        keys=keys,
+        parents=column("parent"),
+        kind=column("kind"),
+        namespace_no=column("namespace_no"),
+        depth=column("depth"),
+        segment=column("segment"),
+        offset=column("offset"),
+        stored_length=column("stored_length"),
+        payload_length=column("payload_length"),
+        created_wall_s=column("created_wall_s"),
+    )
