@@ -1,0 +1,5 @@
+"""`python -m kvstore.cli`."""
+
+from kvstore.cli.app import main
+
+main()

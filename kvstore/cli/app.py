@@ -1,0 +1,42 @@
+"""The commands, and how their errors reach the terminal."""
+
+import sys
+
+import typer
+
+from kvstore.cli import inspect, serve
+from kvstore.errors import KVStoreError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+_SETTINGS = {"no_args_is_help": True, "pretty_exceptions_enable": False, "add_completion": False}
+
+app = typer.Typer(help="A tiered KV-cache store: serve it, look into it, check it.", **_SETTINGS)  # type: ignore[arg-type]
+app.command("serve")(serve.serve)
+app.command("stat")(inspect.stat)
+app.command("ls")(inspect.ls)
+app.command("verify")(inspect.verify)
+app.command("evict")(inspect.evict)
+
+serve_app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+serve_app.command("kvstored")(serve.serve)
+
+
+def _run(command: typer.Typer, name: str) -> None:
+    try:
+        command(prog_name=name)
+    except KVStoreError as e:
+        print(f"{name}: {type(e).__name__}: {e}", file=sys.stderr)
+        raise SystemExit(EXIT_ERROR) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def main() -> None:
+    """`kvstore`."""
+    _run(app, "kvstore")
+
+
+def serve_main() -> None:
+    """`kvstored`."""
+    _run(serve_app, "kvstored")

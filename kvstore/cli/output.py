@@ -1,0 +1,168 @@
+"""How the commands print what they found: tables for people, JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.block import Tier
+from kvstore.store.types import BlockInfo, Stat, VerifyReport
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_FOUND = {
+    "hit_hbm": "hit in hbm",
+    "hit_dram": "hit in dram",
+    "hit_ssd": "hit on ssd",
+    "pending": "pending",
+    "miss": "miss",
+}
+_KEY_CHARS = 16
+
+
+def tier_name(tier: Tier) -> str:
+    """`dram`, `dram+ssd`, or `-` for none."""
+    return "+".join(str(t.name).lower() for t in Tier if t in tier and t) or "-"
+
+
+def human_bytes(n: float) -> str:
+    """Bytes with a unit, three digits."""
+    for unit in _UNITS:
+        if n < 1024 or unit == _UNITS[-1]:
+            break
+        n /= 1024
+    return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
+
+
+def shares_percent(counts: dict[str, int]) -> dict[str, float]:
+    """Each count's share of all, with one decimal, so rounded that the shares sum to 100 %.
+
+    All zero where nothing was counted.
+    """
+    total = sum(counts.values())
+    if not total:
+        return dict.fromkeys(counts, 0.0)
+    tenths = {name: n * 1000 // total for name, n in counts.items()}
+    by_remainder = sorted(counts, key=lambda name: counts[name] * 1000 % total, reverse=True)
+    for name in by_remainder[: 1000 - sum(tenths.values())]:
+        tenths[name] += 1
+    return {name: n / 10 for name, n in tenths.items()}
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2))
+
+
+def stat_json(stat: Stat) -> dict[str, Any]:
+    """`Stat` with tiers by name and the lookups' shares beside their counts."""
+    tiers = {
+        tier_name(t.tier): {k: v for k, v in asdict(t).items() if k != "tier"} for t in stat.tiers
+    }
+    shares = shares_percent(stat.lookup_blocks)
+    return {**asdict(stat), "tiers": tiers, "lookup_percent": shares}
+
+
+def info_json(info: BlockInfo) -> dict[str, Any]:
+    """`BlockInfo` with digests in hex."""
+    digests = {name: getattr(info, name).hex() for name in ("key", "namespace_id", "parent")}
+    return {**asdict(info), **digests, "residency": tier_name(info.residency)}
+
+
+def report_json(report: VerifyReport) -> dict[str, Any]:
+    """`VerifyReport` with tiers by name and keys in hex."""
+    return {
+        "clean": report.clean,
+        "frames": {tier_name(t): n for t, n in report.frames.items()},
+        "payload_bytes": {tier_name(t): n for t, n in report.payload_bytes.items()},
+        "corrupt": [key.hex() for key in report.corrupt],
+        "unreadable": report.unreadable,
+    }
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    return table
+
+
+def _print_tiers(console: Console, stat: Stat) -> None:
+    table = _table("tier", "blocks", "payload", "used", "budget", "full", "read", "state")
+    for t in stat.tiers:
+        cost = t.cost
+        table.add_row(
+            tier_name(t.tier),
+            f"{t.objects:,}",
+            human_bytes(t.payload_bytes),
+            human_bytes(t.used_bytes),
+            human_bytes(t.budget_bytes),
+            f"{100 * t.used_bytes / t.budget_bytes:.1f} %" if t.budget_bytes else "-",
+            f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs",
+            "accepting" if t.accepting else "refusing",
+        )
+    console.print(table)
+
+
+def _print_lookups(console: Console, stat: Stat) -> None:
+    table = _table("lookups", "keys", "share")
+    shares = shares_percent(stat.lookup_blocks)
+    for name, n in stat.lookup_blocks.items():
+        table.add_row(_FOUND.get(name, name), f"{n:,}", f"{shares[name]:.1f} %")
+    table.add_row("all", f"{sum(stat.lookup_blocks.values()):,}", f"{sum(shares.values()):.1f} %")
+    console.print(table)
+
+
+def print_stat(console: Console, stat: Stat) -> None:
+    """Tiers, lookups, puts, the rest, and what went wrong."""
+    _print_tiers(console, stat)
+    console.print()
+    _print_lookups(console, stat)
+    console.print()
+    puts = _table("puts", "blocks")
+    for name, n in stat.puts.items():
+        puts.add_row(name.lower().replace("_", " "), f"{n:,}")
+    console.print(puts)
+    console.print(
+        f"\n{stat.blocks:,} blocks in {stat.namespaces:,} namespaces; "
+        f"{stat.leases:,} leases pin {stat.pinned_blocks:,} blocks; "
+        f"{stat.reservations:,} reservations; "
+        f"{stat.dirty_blocks:,} blocks not on ssd yet ({human_bytes(stat.write_back_bytes)})"
+    )
+    wrong = {k: n for k, n in stat.counters.items() if n and k.startswith(("corrupt", "disk_"))}
+    for name, n in wrong.items():
+        console.print(f"[red]{name.replace('_', ' ')}: {n:,}[/red]")
+
+
+def print_ls(console: Console, blocks: Sequence[BlockInfo], limit: int) -> None:
+    """One line per block."""
+    table = _table("key", "namespace", "depth", "tiers", "payload", "pins", "dirty", "age")
+    for b in blocks:
+        table.add_row(
+            b.key.hex(),
+            b.namespace_id.hex()[:_KEY_CHARS],
+            str(b.depth),
+            tier_name(b.residency),
+            human_bytes(b.payload_bytes),
+            str(b.pins),
+            "yes" if b.dirty else "no",
+            f"{b.age_s:.0f} s",
+        )
+    console.print(table, soft_wrap=True)
+    if len(blocks) == limit:
+        console.print(f"perhaps more; go on with --after {blocks[-1].key.hex()}", soft_wrap=True)
+
+
+def print_report(console: Console, report: VerifyReport) -> None:
+    """What was checked, and what was wrong."""
+    for tier, frames in report.frames.items():
+        size = human_bytes(report.payload_bytes.get(tier, 0))
+        console.print(f"{tier_name(tier)}: {frames:,} frames, {size} checked")
+    for key in report.corrupt:
+        console.print(f"[red]corrupt, quarantined: {key.hex()}[/red]", soft_wrap=True)
+    if report.unreadable:
+        console.print(f"[red]{report.unreadable:,} frames could not be read[/red]")
+    if report.clean:
+        console.print("everything is as it was written")

@@ -1,0 +1,67 @@
+"""`kvstore serve` = `kvstored`: settings from a file and from flags, then the daemon."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.config import DaemonConfig, build_config, load_toml
+from kvstore.errors import ConfigError
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def _parse_setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(
+            f"--set {text!r}: write it as key=value, for example lease.leases_max=100"
+        )
+    return key, value
+
+
+def load_settings(config: Path | None, overrides: dict[str, Any]) -> DaemonConfig:
+    """The settings of a file, if any, under those of flags. Raises `ConfigError`."""
+    if config is None:
+        return build_config(DaemonConfig, {}, overrides)
+    return load_toml(config, overrides)
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings; flags win over it.")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where the SSD tier lives; without it, DRAM only.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="unix:///path/of.sock or tcp://127.0.0.1:port.")
+    ] = None,
+    dram: Annotated[str | None, typer.Option(help="DRAM budget, for example 4GiB.")] = None,
+    ssd: Annotated[str | None, typer.Option(help="SSD budget, for example 100GiB.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port on loopback for Prometheus.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, as key=value.")
+    ] = None,
+) -> None:
+    """Run the daemon until SIGTERM or SIGINT."""
+    flags = {
+        "dir": directory,
+        "server.listen": listen,
+        "dram.budget_bytes": dram,
+        "ssd.budget_bytes": ssd,
+        "server.metrics_listen": metrics,
+        "server.log_level": log_level,
+    }
+    overrides: dict[str, Any] = dict(_parse_setting(text) for text in setting or ())
+    overrides |= {key: value for key, value in flags.items() if value is not None}
+    settings = load_settings(config, overrides)
+    logging.basicConfig(level=settings.server.log_level.upper(), format=_LOG_FORMAT)
+    from kvstore.server import daemon
+
+    asyncio.run(daemon.serve(settings))

@@ -1,0 +1,303 @@
+"""The client, asynchronous. `kvstore.client.sync` is the same with blocking calls."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
+from kvstore.client import batching
+from kvstore.client.namespaces import NamespaceHandle
+from kvstore.client.transport import Progress, Transport
+from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
+from kvstore.namespace import Namespace
+from kvstore.store.types import (
+    BlockFrames,
+    BlockInfo,
+    LeaseGrant,
+    ReservationGrant,
+    Stat,
+    VerifyReport,
+)
+
+DEADLINE_S_DEFAULT = 30.0
+VERIFY_DEADLINE_S_DEFAULT = 24 * 3600.0
+LS_LIMIT_DEFAULT = 1000
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class AsyncLease:
+    """A client's time-bounded right to the blocks of a prefix; an async context manager.
+
+    `blocks`: how many of `keys`, from the first on, are pinned. `match`: what the lookup found.
+    """
+
+    def __init__(
+        self,
+        client: "AsyncClient",
+        namespace: NamespaceHandle,
+        keys: Sequence[bytes],
+        grant: LeaseGrant,
+    ) -> None:
+        self._client = client
+        self.namespace = namespace
+        self.id = grant.lease_id
+        self.keys = tuple(keys[: grant.blocks])
+        self.blocks = grant.blocks
+        self.ttl_s = grant.ttl_s
+        self.match = grant.match
+
+    async def renew(self, ttl_s: float | None = None) -> float:
+        """Hold it for `ttl_s` from now on; returns what was granted. Raises `LeaseExpired`."""
+        self.ttl_s = await self._client._transport.renew(self.id, ttl_s, self._client.deadline_s)
+        return self.ttl_s
+
+    async def release(self) -> None:
+        """Give it back. One that has expired is as good as given back."""
+        await self._client._transport.release(self.id, self._client.deadline_s)
+
+    async def __aenter__(self) -> "AsyncLease":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.release()
+        except (Unavailable, LeaseExpired) as e:
+            # It expires by itself; the error of the body, if any, is the one to see.
+            _log.debug("lease %d was not released: %s", self.id, e)
+
+
+class AsyncClient:
+    """One store, whatever lies between. Made by `kvstore.connect_async`.
+
+    Safe to use from any number of tasks. Every call ends within `deadline_s` per message that it
+    takes; after that, or as soon as the daemon is known to be gone, it raises `Unavailable`. The
+    next call tries again.
+    """
+
+    def __init__(self, transport: Transport, deadline_s: float = DEADLINE_S_DEFAULT) -> None:
+        if not deadline_s > 0:
+            raise InvalidRequest(f"deadline_s must be > 0, not {deadline_s}")
+        self._transport = transport
+        self.deadline_s = deadline_s
+        self.corrupt_blocks = 0
+        """Blocks that this client received with a wrong checksum; each was returned as a MISS."""
+        self._opened: dict[bytes, Namespace] = {}
+
+    async def open_namespace(self, namespace: Namespace) -> NamespaceHandle:
+        """Open (and remember in the store) a namespace."""
+        namespace_id = await self._transport.open_namespace(namespace, self.deadline_s)
+        self._opened[namespace_id] = namespace
+        return NamespaceHandle(namespace_id, namespace)
+
+    async def _in(self, ns: NamespaceHandle, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Make a call in a namespace, which a store without a disk forgets when it restarts."""
+        try:
+            return await call()
+        except UnknownNamespace:
+            namespace = self._opened.get(ns.id)
+            if namespace is None:
+                raise
+            if await self._transport.open_namespace(namespace, self.deadline_s) != ns.id:
+                raise
+            return await call()
+
+    async def match(self, ns: NamespaceHandle, keys: Sequence[bytes]) -> Match:
+        """Which blocks of a prefix are there, where, and what fetching them would cost."""
+        batching.check_keys(keys)
+        return await self._in(ns, lambda: self._transport.match(ns.id, keys, self.deadline_s))
+
+    async def wait_for(
+        self, ns: NamespaceHandle, keys: Sequence[bytes], deadline_s: float
+    ) -> Match:
+        """Wait until all keys are READY, or a writer gave up, or the time is up; then a `match`."""
+        batching.check_keys(keys)
+        if not deadline_s >= 0:
+            raise InvalidRequest(f"deadline_s must be ≥ 0, not {deadline_s}")
+        return await self._in(
+            ns,
+            lambda: self._transport.wait_for(ns.id, keys, deadline_s, deadline_s + self.deadline_s),
+        )
+
+    async def acquire(
+        self, ns: NamespaceHandle, keys: Sequence[bytes], ttl_s: float | None = None
+    ) -> AsyncLease:
+        """Pin the READY prefix of `keys`; see `AsyncLease`."""
+        batching.check_keys(keys)
+        grant = await self._in(
+            ns, lambda: self._transport.acquire(ns.id, keys, ttl_s, self.deadline_s)
+        )
+        return AsyncLease(self, ns, keys, grant)
+
+    async def read(
+        self, lease: AsyncLease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[BlockData]:
+        """Blocks under a lease, in the order of `keys`; `sections` index the layout.
+
+        Every section's checksum is verified here; a block with a wrong one is a MISS, counted in
+        `corrupt_blocks` and reported to the store. Raises `LeaseExpired`.
+        """
+        batching.check_keys(keys)
+        layout = lease.namespace.layout
+        wanted = batching.check_sections(sections, layout)
+        sizes = [layout.section_bytes[i] for i in wanted]
+        out: list[BlockData] = []
+        per_batch = batching.blocks_per_batch(sizes, self._transport.batch_bytes_max)
+        for part in batching.batches(len(keys), per_batch):
+            frames = await self._transport.read(lease.id, keys[part], wanted, self.deadline_s)
+            out += [await self._verified(lease.namespace, block, sizes) for block in frames]
+        return out
+
+    async def _verified(
+        self, ns: NamespaceHandle, block: BlockFrames, sizes: Sequence[int]
+    ) -> BlockData:
+        if block.outcome is not Outcome.HIT:
+            return BlockData(block.key, block.outcome, (), block.tier)
+        right = [len(s) for s in block.sections] == list(sizes)
+        if right and batching.checksums_of(block.sections) == block.checksums:
+            return BlockData(block.key, Outcome.HIT, block.sections, block.tier)
+        self.corrupt_blocks += 1
+        _log.warning("block %s arrived with a wrong checksum", block.key.hex())
+        try:
+            await self._transport.report_corrupt(ns.id, block.key, self.deadline_s)
+        except Unavailable as e:
+            _log.warning("block %s could not be reported: %s", block.key.hex(), e)
+        return BlockData(block.key, Outcome.MISS)
+
+    async def put(
+        self,
+        ns: NamespaceHandle,
+        blocks: Sequence[BlockPut],
+        durability: Durability = Durability.ACCEPTED,
+    ) -> list[PutOutcome]:
+        """Store blocks, parents before children; one outcome per block.
+
+        The whole list is checked before anything is sent; then it goes in batches, and an error on
+        the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
+        """
+        views = batching.check_blocks(blocks, ns.id, ns.layout)
+        outcomes: list[PutOutcome] = []
+        per_batch = batching.blocks_per_batch(
+            ns.layout.section_bytes, self._transport.batch_bytes_max
+        )
+        for part in batching.batches(len(blocks), per_batch):
+            batch = [
+                batching.with_checksums(block, sections)
+                for block, sections in zip(blocks[part], views[part], strict=True)
+            ]
+            outcomes += await self._put_batch(ns, batch, durability)
+        return outcomes
+
+    async def _put_batch(
+        self, ns: NamespaceHandle, batch: Sequence[BlockPut], durability: Durability
+    ) -> list[PutOutcome]:
+        return await self._in(
+            ns, lambda: self._transport.put(ns.id, batch, durability, self.deadline_s)
+        )
+
+    async def reserve(
+        self,
+        ns: NamespaceHandle,
+        blocks: Sequence[tuple[bytes, bytes]],
+        ttl_s: float | None = None,
+    ) -> ReservationGrant:
+        """Make room for blocks, each a key and its parent, and become their writer."""
+        if not blocks:
+            raise InvalidRequest("no blocks to reserve")
+        for i, (key, parent) in enumerate(blocks):
+            batching.check_digest(key, f"key of block {i}")
+            batching.check_digest(parent, f"parent of block {i}")
+        return await self._in(
+            ns, lambda: self._transport.reserve(ns.id, blocks, ttl_s, self.deadline_s)
+        )
+
+    async def write(
+        self,
+        reservation_id: int,
+        key: bytes,
+        sections: Sequence[Buffer],
+        checksums: Sequence[bytes] | None = None,
+    ) -> None:
+        """Deliver all sections of one reserved block. Raises `ReservationExpired`."""
+        batching.check_digest(key, "key")
+        views = [batching.section_view(section, "write") for section in sections]
+        block = batching.with_checksums(BlockPut(key, b"", views, checksums), views)
+        await self._transport.write(reservation_id, block, self.deadline_s)
+
+    async def commit(
+        self, reservation_id: int, durability: Durability = Durability.ACCEPTED
+    ) -> list[PutOutcome]:
+        """Make the delivered blocks READY; one without all sections is refused."""
+        return await self._transport.commit(reservation_id, durability, self.deadline_s)
+
+    async def abort(self, reservation_id: int) -> None:
+        """Give the room back."""
+        await self._transport.abort(reservation_id, self.deadline_s)
+
+    async def evict(
+        self,
+        ns: NamespaceHandle | bytes | None = None,
+        keys: Sequence[bytes] | None = None,
+        tier: Tier | None = None,
+    ) -> int:
+        """Drop blocks, leaf first; pinned ones stay. Returns how many left.
+
+        Everything where nothing is named. `tier`: from this tier only.
+        """
+        if keys is not None:
+            batching.check_keys(keys)
+            if ns is None:
+                raise InvalidRequest("keys are evicted from one namespace; name it")
+        return await self._transport.evict(_id(ns), keys, tier, self.deadline_s)
+
+    async def flush(self) -> None:
+        """Returns when everything accepted so far is durable."""
+        await self._transport.flush(self.deadline_s)
+
+    async def verify(
+        self, progress: Progress | None = None, deadline_s: float = VERIFY_DEADLINE_S_DEFAULT
+    ) -> VerifyReport:
+        """Read and check every frame of every tier."""
+        return await self._transport.verify(progress, deadline_s)
+
+    async def stat(self) -> Stat:
+        """Sizes and counters now."""
+        return await self._transport.stat(self.deadline_s)
+
+    async def ls(
+        self,
+        ns: NamespaceHandle | bytes | None = None,
+        limit: int = LS_LIMIT_DEFAULT,
+        after: bytes | None = None,
+    ) -> list[BlockInfo]:
+        """Some blocks of the store; go on behind the last one's key with `after`."""
+        if limit < 1:
+            raise InvalidRequest(f"limit must be ≥ 1, not {limit}")
+        return await self._transport.ls(_id(ns), limit, after, self.deadline_s)
+
+    async def close(self) -> None:
+        """Let go of the store; an embedded one writes back and closes. Idempotent."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _id(ns: NamespaceHandle | bytes | None) -> bytes | None:
+    if isinstance(ns, bytes):
+        batching.check_digest(ns, "namespace id")
+    return ns.id if isinstance(ns, NamespaceHandle) else ns

@@ -1,0 +1,144 @@
+"""What a client checks and splits before anything is sent."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import xxhash
+
+from kvstore.block import BlockPut, Buffer
+from kvstore.errors import BlockOutOfOrder, InvalidRequest, MessageTooLarge, WrongSectionSize
+from kvstore.namespace import DIGEST_BYTES, Layout
+from kvstore.server import wire
+
+BATCH_BLOCKS_MAX = 4096
+"""Blocks per message, however small they are."""
+
+
+def check_digest(value: object, what: str) -> None:
+    """Raises `InvalidRequest` where `value` is not 32 bytes."""
+    if not isinstance(value, bytes) or len(value) != DIGEST_BYTES:
+        got = f"{len(value)} B" if isinstance(value, bytes) else type(value).__name__
+        raise InvalidRequest(f"{what} must be {DIGEST_BYTES} bytes, not {got}")
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raises `InvalidRequest` where there is none, or one is not 32 bytes."""
+    if not keys:
+        raise InvalidRequest("no keys: a prompt shorter than one block has none to ask for")
+    for i, key in enumerate(keys):
+        if not isinstance(key, bytes) or len(key) != DIGEST_BYTES:
+            check_digest(key, f"key {i}")
+
+
+def check_sections(sections: Sequence[int] | None, layout: Layout) -> tuple[int, ...]:
+    """Indices of the sections asked for, all of them for None. Raises `InvalidRequest`."""
+    known = len(layout.sections)
+    if sections is None:
+        return tuple(range(known))
+    wanted = tuple(sections)
+    if not wanted:
+        raise InvalidRequest("no sections: name at least one, or leave the argument out for all")
+    for index in wanted:
+        if not isinstance(index, int) or not 0 <= index < known:
+            raise InvalidRequest(f"section {index!r} is not among the layout's 0 … {known - 1}")
+    return wanted
+
+
+def section_view(section: Buffer, where: str) -> memoryview:
+    """A section as bytes. Raises `InvalidRequest`."""
+    try:
+        return wire.byte_view(section)
+    except TypeError as e:
+        raise InvalidRequest(
+            f"{where}: sections are contiguous buffers of bytes, not {type(section).__name__} ({e})"
+        ) from e
+
+
+def check_section_bytes(sections: Sequence[Buffer], layout: Layout, where: str) -> list[memoryview]:
+    """The sections as bytes. Raises `WrongSectionSize`, `InvalidRequest`."""
+    views = [section_view(section, where) for section in sections]
+    sizes = tuple(map(len, views))
+    if sizes != layout.section_bytes:
+        raise WrongSectionSize(
+            f"{where}: sections of {sizes} B; the namespace's layout has {layout.section_bytes}"
+        )
+    return views
+
+
+def check_blocks(
+    blocks: Sequence[BlockPut], namespace_id: bytes, layout: Layout
+) -> list[list[memoryview]]:
+    """Check a whole put, so that a wrong block is found before any batch was sent.
+
+    Returns the sections as bytes, per block. Raises `WrongSectionSize`, `BlockOutOfOrder`,
+    `InvalidRequest`.
+    """
+    if not blocks:
+        raise InvalidRequest("no blocks to put")
+    views = []
+    for i, block in enumerate(blocks):
+        check_digest(block.key, f"key of block {i}")
+        check_digest(block.parent, f"parent of block {i}")
+        views.append(check_section_bytes(block.sections, layout, f"block {i}"))
+        if block.checksums is not None:
+            check_checksums(block.checksums, layout, f"block {i}")
+    check_order([(block.key, block.parent) for block in blocks])
+    return views
+
+
+def check_order(blocks: Sequence[tuple[bytes, bytes]]) -> None:
+    """`blocks`: key and parent. Raises `BlockOutOfOrder` for a child before its parent."""
+    first: dict[bytes, int] = {}
+    for i, (key, _) in enumerate(blocks):
+        first.setdefault(key, i)
+    for i, (_, parent) in enumerate(blocks):
+        if first.get(parent, -1) >= i:
+            raise BlockOutOfOrder(
+                f"block {i} comes before its parent, which is block {first[parent]}; "
+                "put a chain from its root on"
+            )
+
+
+def check_checksums(checksums: Sequence[bytes], layout: Layout, where: str) -> None:
+    """Raises `InvalidRequest` unless there are 16 bytes per section."""
+    if [len(c) for c in checksums] != [wire.CHECKSUM_BYTES] * len(layout.sections):
+        raise InvalidRequest(
+            f"{where}: {len(layout.sections)} checksums of {wire.CHECKSUM_BYTES} B are needed, "
+            f"not {[len(c) for c in checksums]}"
+        )
+
+
+def checksums_of(sections: Sequence[memoryview]) -> tuple[bytes, ...]:
+    """xxh3-128 per section, 16 bytes each."""
+    return tuple([xxhash.xxh3_128_digest(section) for section in sections])
+
+
+def with_checksums(block: BlockPut, views: Sequence[memoryview]) -> BlockPut:
+    """The block with its sections as bytes and its checksums set."""
+    checksums = block.checksums if block.checksums is not None else checksums_of(views)
+    return replace(block, sections=views, checksums=checksums)
+
+
+def blocks_per_batch(section_bytes: Sequence[int], batch_bytes_max: int) -> int:
+    """How many blocks of these sections one message takes.
+
+    Raises `MessageTooLarge` where it does not take one.
+    """
+    one = (
+        sum(section_bytes)
+        + len(section_bytes) * wire.SECTION_OVERHEAD_BYTES
+        + wire.BLOCK_OVERHEAD_BYTES
+    )
+    fit = (batch_bytes_max - wire.MESSAGE_OVERHEAD_BYTES) // one
+    if fit < 1:
+        raise MessageTooLarge(
+            f"one block takes {one} B of a message, of which the store takes {batch_bytes_max} B; "
+            "raise server.message_bytes_max, or read fewer sections at a time"
+        )
+    return min(fit, BATCH_BLOCKS_MAX)
+
+
+def batches(count: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` that cover `count` items."""
+    for at in range(0, count, size):
+        yield slice(at, min(at + size, count))

@@ -1,0 +1,126 @@
+"""What a client needs from a door to the store, whichever it is.
+
+A transport is either *blocking* or *suspending*, and its methods are coroutines in both cases. A
+blocking one finishes every coroutine without suspending, having blocked the calling thread; the
+synchronous client runs it with `run_now`. That way all that a client knows is written once.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
+from kvstore.namespace import Namespace
+from kvstore.store.types import (
+    BlockFrames,
+    BlockInfo,
+    LeaseGrant,
+    ReservationGrant,
+    Stat,
+    VerifyReport,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with objects done and objects in all."""
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """One method per call of the store; `kvstore.store.Engine` says what each does.
+
+    Every method raises the errors of `kvstore.errors`, and `Unavailable` once `timeout_s` has
+    passed or as soon as the store is known to be gone. It never waits longer, and the transport
+    finds the store again by itself when it comes back.
+
+    `batch_bytes_max`: bound of one `put`, `write` or `read`, overhead of the message included;
+    the caller splits. `put` and `write` get blocks with their checksums set. The sections that
+    `read` returns stay valid as long as they are referenced, and are not verified yet.
+    """
+
+    @property
+    def batch_bytes_max(self) -> int: ...
+
+    async def open_namespace(self, namespace: Namespace, timeout_s: float) -> bytes: ...
+
+    async def match(
+        self, namespace_id: bytes, keys: Sequence[bytes], timeout_s: float
+    ) -> Match: ...
+
+    async def wait_for(
+        self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float, timeout_s: float
+    ) -> Match: ...
+
+    async def acquire(
+        self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None, timeout_s: float
+    ) -> LeaseGrant: ...
+
+    async def renew(self, lease_id: int, ttl_s: float | None, timeout_s: float) -> float: ...
+
+    async def release(self, lease_id: int, timeout_s: float) -> None: ...
+
+    async def read(
+        self,
+        lease_id: int,
+        keys: Sequence[bytes],
+        sections: Sequence[int] | None,
+        timeout_s: float,
+    ) -> list[BlockFrames]: ...
+
+    async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None: ...
+
+    async def put(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockPut],
+        durability: Durability,
+        timeout_s: float,
+    ) -> list[PutOutcome]: ...
+
+    async def reserve(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[tuple[bytes, bytes]],
+        ttl_s: float | None,
+        timeout_s: float,
+    ) -> ReservationGrant: ...
+
+    async def write(self, reservation_id: int, block: BlockPut, timeout_s: float) -> None: ...
+
+    async def commit(
+        self, reservation_id: int, durability: Durability, timeout_s: float
+    ) -> list[PutOutcome]: ...
+
+    async def abort(self, reservation_id: int, timeout_s: float) -> None: ...
+
+    async def evict(
+        self,
+        namespace_id: bytes | None,
+        keys: Sequence[bytes] | None,
+        tier: Tier | None,
+        timeout_s: float,
+    ) -> int: ...
+
+    async def flush(self, timeout_s: float) -> None: ...
+
+    async def verify(self, progress: Progress | None, timeout_s: float) -> VerifyReport: ...
+
+    async def stat(self, timeout_s: float) -> Stat: ...
+
+    async def ls(
+        self, namespace_id: bytes | None, limit: int, after: bytes | None, timeout_s: float
+    ) -> list[BlockInfo]: ...
+
+    async def close(self) -> None: ...
+
+
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a blocking transport to its end on this thread.
+
+    Raises `RuntimeError` where it suspends, which a blocking transport never does.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as e:
+        result: T = e.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a blocking transport suspended")

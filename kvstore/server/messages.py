@@ -1,0 +1,208 @@
+"""Between the store's values and the protobuf messages that carry no block bytes.
+
+Both sides use it: the daemon writes replies and reads requests, the client the other way round.
+`kvstore.server.wire` has the messages with bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
+from kvstore.errors import InvalidRequest
+from kvstore.namespace import DIGEST_BYTES
+from kvstore.store.types import (
+    BlockInfo,
+    LeaseGrant,
+    ReservationGrant,
+    Stat,
+    TierStat,
+    VerifyReport,
+)
+from kvstore.v1 import kvstore_pb2 as pb
+
+SERVICE = "kvstore.v1.KVStore"
+
+_OUTCOMES = tuple(Outcome(i) for i in range(len(Outcome)))
+_PUT_OUTCOMES = tuple(PutOutcome(i) for i in range(len(PutOutcome)))
+_RESIDENCIES = tuple(map(Tier, range(256)))
+_code = attrgetter("_value_")
+"""`value` without the detour that makes it slow on an enum: this runs for thousands of keys."""
+
+
+def method_path(name: str) -> str:
+    """The path under which gRPC knows a method of the service."""
+    return f"/{SERVICE}/{name}"
+
+
+def pack_keys(keys: Iterable[bytes]) -> bytes:
+    """Keys one behind the other. Raises `InvalidRequest` for one that is not 32 bytes."""
+    keys = list(keys)
+    for i, key in enumerate(keys):
+        if not isinstance(key, bytes) or len(key) != DIGEST_BYTES:
+            what = f"{len(key)} B" if isinstance(key, bytes) else type(key).__name__
+            raise InvalidRequest(f"key {i} must be {DIGEST_BYTES} bytes, not {what}")
+    return b"".join(keys)
+
+
+def unpack_keys(packed: bytes) -> list[bytes]:
+    """The inverse of `pack_keys`. Raises `InvalidRequest` for a length that 32 does not divide."""
+    if len(packed) % DIGEST_BYTES:
+        raise InvalidRequest(
+            f"{len(packed)} B of packed keys are no whole number of {DIGEST_BYTES}-byte keys"
+        )
+    return [packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES)]
+
+
+def pack_put_outcomes(outcomes: Sequence[PutOutcome]) -> bytes:
+    """One byte per block."""
+    return bytes(map(_code, outcomes))
+
+
+def unpack_put_outcomes(packed: bytes) -> list[PutOutcome]:
+    """The inverse of `pack_put_outcomes`."""
+    return [_PUT_OUTCOMES[b] for b in packed]
+
+
+def _cost_to_pb(tier: Tier, cost: TierCost) -> Any:
+    return pb.TierCost(tier=int(tier), latency_s=cost.latency_s, bytes_per_s=cost.bytes_per_s)
+
+
+def match_to_pb(match: Match) -> Any:
+    """`MatchReply`."""
+    return pb.MatchReply(
+        hit_blocks=match.hit_blocks,
+        outcomes=bytes(map(_code, match.outcomes)),
+        residency=bytes(match.residency),
+        block_bytes=match.block_bytes,
+        costs=[_cost_to_pb(tier, cost) for tier, cost in match.costs.items()],
+    )
+
+
+def match_from_pb(m: Any) -> Match:
+    """The inverse of `match_to_pb`."""
+    return Match(
+        hit_blocks=m.hit_blocks,
+        outcomes=tuple(map(_OUTCOMES.__getitem__, m.outcomes)),
+        residency=tuple(map(_RESIDENCIES.__getitem__, m.residency)),
+        block_bytes=m.block_bytes,
+        costs={Tier(c.tier): TierCost(c.latency_s, c.bytes_per_s) for c in m.costs},
+    )
+
+
+def lease_to_pb(grant: LeaseGrant) -> Any:
+    """`AcquireReply`."""
+    return pb.AcquireReply(
+        lease_id=grant.lease_id,
+        blocks=grant.blocks,
+        ttl_s=grant.ttl_s,
+        match=match_to_pb(grant.match),
+    )
+
+
+def lease_from_pb(m: Any) -> LeaseGrant:
+    """The inverse of `lease_to_pb`."""
+    return LeaseGrant(m.lease_id, m.blocks, m.ttl_s, match_from_pb(m.match))
+
+
+def reservation_to_pb(grant: ReservationGrant) -> Any:
+    """`ReserveReply`."""
+    return pb.ReserveReply(
+        reservation_id=grant.reservation_id,
+        outcomes=pack_put_outcomes(grant.outcomes),
+        ttl_s=grant.ttl_s,
+    )
+
+
+def reservation_from_pb(m: Any) -> ReservationGrant:
+    """The inverse of `reservation_to_pb`."""
+    return ReservationGrant(m.reservation_id, tuple(unpack_put_outcomes(m.outcomes)), m.ttl_s)
+
+
+_STAT_NUMBERS = (
+    "blocks",
+    "namespaces",
+    "leases",
+    "reservations",
+    "pinned_blocks",
+    "dirty_blocks",
+    "write_back_bytes",
+)
+_STAT_MAPS = ("lookup_blocks", "puts", "counters")
+_TIER_NUMBERS = ("objects", "payload_bytes", "used_bytes", "budget_bytes", "accepting")
+
+
+def stat_to_pb(stat: Stat) -> Any:
+    """`StatReply`."""
+    tiers = [
+        pb.TierStat(
+            tier=int(t.tier),
+            cost=_cost_to_pb(t.tier, t.cost),
+            **{name: getattr(t, name) for name in _TIER_NUMBERS},
+        )
+        for t in stat.tiers
+    ]
+    values = {name: getattr(stat, name) for name in (*_STAT_NUMBERS, *_STAT_MAPS)}
+    return pb.StatReply(tiers=tiers, **values)
+
+
+def stat_from_pb(m: Any) -> Stat:
+    """The inverse of `stat_to_pb`."""
+    tiers = tuple(
+        TierStat(
+            tier=Tier(t.tier),
+            cost=TierCost(t.cost.latency_s, t.cost.bytes_per_s),
+            **{name: getattr(t, name) for name in _TIER_NUMBERS},
+        )
+        for t in m.tiers
+    )
+    values: dict[str, Any] = {name: getattr(m, name) for name in _STAT_NUMBERS}
+    values |= {name: dict(getattr(m, name)) for name in _STAT_MAPS}
+    return Stat(tiers=tiers, **values)
+
+
+_INFO_FIELDS = (
+    "key",
+    "namespace_id",
+    "parent",
+    "depth",
+    "payload_bytes",
+    "pins",
+    "dirty",
+    "age_s",
+)
+
+
+def info_to_pb(info: BlockInfo) -> Any:
+    """`BlockInfo`."""
+    values = {name: getattr(info, name) for name in _INFO_FIELDS}
+    return pb.BlockInfo(residency=int(info.residency), **values)
+
+
+def info_from_pb(m: Any) -> BlockInfo:
+    """The inverse of `info_to_pb`."""
+    values = {name: getattr(m, name) for name in _INFO_FIELDS}
+    return BlockInfo(residency=Tier(m.residency), **values)
+
+
+def report_to_pb(report: VerifyReport) -> Any:
+    """`VerifyReport`."""
+    tiers = [
+        pb.VerifyReport.PerTier(
+            tier=int(tier), frames=frames, payload_bytes=report.payload_bytes.get(tier, 0)
+        )
+        for tier, frames in report.frames.items()
+    ]
+    return pb.VerifyReport(
+        tiers=tiers, corrupt=pack_keys(report.corrupt), unreadable=report.unreadable
+    )
+
+
+def report_from_pb(m: Any) -> VerifyReport:
+    """The inverse of `report_to_pb`."""
+    return VerifyReport(
+        frames={Tier(t.tier): t.frames for t in m.tiers},
+        payload_bytes={Tier(t.tier): t.payload_bytes for t in m.tiers},
+        corrupt=tuple(unpack_keys(m.corrupt)),
+        unreadable=m.unreadable,
+    )
