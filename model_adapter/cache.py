@@ -1,0 +1,178 @@
+"""The caches of one sequence, held as the records that a store keeps (ds41f §4, §5).
+
+Global KV and index keys of every source layer for all positions, window KV of every layer for the
+last ones, the rows of open compression groups, and the token ids (Engram looks back at them).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from model_adapter.cache_rows import GrowingArray, OpenGroup, WindowRows
+from model_adapter.config import GlobalCache, ModelConfig
+from model_adapter.errors import CacheError
+from model_adapter.records import Records
+
+MAIN_ROLE = "main"
+INDEX_ROLE = "index"
+
+
+class SequenceCache:
+    """What one sequence has left behind so far.
+
+    `length`: positions through the model; the next token stands at this position. Blocks loaded
+    from outside count only once `Model.resume` has taken them up.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._specs = config.global_caches
+        self._rows = {
+            (s.layer, s.role): GrowingArray((s.row_bytes,), np.uint8) for s in self._specs
+        }
+        self._tokens = GrowingArray((), np.int32)
+        self._failure: str | None = None
+        self.length = 0
+        self.windows = [
+            WindowRows(config.window_row_bytes, config.window) for _ in range(config.layers)
+        ]
+        self.open_groups = {
+            layer: OpenGroup(config.compress_ratios[layer], 2 * config.head_dim)
+            for layer in config.kv_sources
+            if config.compress_ratios[layer] > 1
+        }
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """Every token that went in, int32; a view."""
+        return self._tokens.rows
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Positions whose global rows are here in full, in every section."""
+        return min(len(self.rows(s)) * s.ratio for s in self._specs)
+
+    def main(self, layer: int) -> GrowingArray:
+        """Global KV records of a source layer."""
+        return self._rows[layer, MAIN_ROLE]
+
+    def index(self, layer: int) -> GrowingArray:
+        """Index key records of a source layer."""
+        return self._rows[layer, INDEX_ROLE]
+
+    def rows(self, spec: GlobalCache) -> GrowingArray:
+        """The rows of one global cache."""
+        return self._rows[spec.layer, spec.role]
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` positions in all."""
+        self._tokens.reserve(tokens)
+        for spec in self._specs:
+            self.rows(spec).reserve(-(-tokens // spec.ratio))
+
+    def append_tokens(self, token_ids: npt.NDArray) -> None:
+        """Token ids behind the ones that are here."""
+        self._tokens.append(token_ids)
+
+    def block_sections(self, block: int, block_tokens: int) -> list[Records]:
+        """Block `block` as one array [block_tokens/ratio, row bytes] per section; views.
+
+        Order as in `ModelConfig.global_caches`. Raises `CacheError` where the block is not
+        complete.
+        """
+        if (block + 1) * block_tokens > self.loaded_tokens:
+            raise CacheError(
+                f"block {block} of {block_tokens} tokens is not complete: global rows reach token "
+                f"{self.loaded_tokens}"
+            )
+        return [self.rows(s).rows[self._row_range(s, block, block_tokens)] for s in self._specs]
+
+    def load_block(
+        self, block: int, block_tokens: int, sections: Sequence[npt.NDArray | memoryview | bytes]
+    ) -> None:
+        """Append a block's sections, copied, to a cache that has computed nothing yet.
+
+        Blocks come in order from 0. Raises `CacheError` for a wrong number or size of sections, a
+        block out of order, or a cache in use; nothing was changed then.
+        """
+        if self.length:
+            raise CacheError(f"blocks go into a fresh cache, this one is {self.length} tokens long")
+        if len(sections) != len(self._specs):
+            raise CacheError(f"a block has {len(self._specs)} sections, not {len(sections)}")
+        arrays = [self._section(i, block, block_tokens, data) for i, data in enumerate(sections)]
+        for spec, rows in zip(self._specs, arrays, strict=True):
+            self.rows(spec).append(rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from `length` on, at most `ROLLBACK_TOKENS_MAX` of them.
+
+        Raises `CacheError` where the windows slid too far for that; the cache is unusable then.
+        """
+        self.check_usable()
+        if not 0 <= length <= self.length:
+            raise CacheError(f"can't cut a cache of {self.length} tokens to {length}")
+        with self.changing():
+            for part in (*self.windows, *self.open_groups.values()):
+                part.truncate(length)
+            self.truncate_rows(length)
+            self._tokens.truncate(length)
+            self.length = length
+
+    def truncate_rows(self, tokens: int) -> None:
+        """Drop the global rows that stand behind the first `tokens` positions."""
+        for spec in self._specs:
+            self.rows(spec).truncate(tokens // spec.ratio)
+
+    def changing(self) -> "_Change":
+        """Context in which the parts are out of step; leaving it by an error spoils the cache."""
+        return _Change(self)
+
+    def check_usable(self) -> None:
+        """Raise `CacheError` after a computation on this cache has failed half-way."""
+        if self._failure is not None:
+            raise CacheError(
+                f"a computation failed half-way on this cache ({self._failure}); start a new one"
+            )
+
+    def _spoil(self, failure: str) -> None:
+        self._failure = failure
+
+    def _row_range(self, spec: GlobalCache, block: int, block_tokens: int) -> slice:
+        if block_tokens < 1 or block_tokens % self._config.group_tokens:
+            raise CacheError(
+                f"block_tokens {block_tokens} is not a multiple of the compression ratios "
+                f"(least common multiple {self._config.group_tokens})"
+            )
+        rows = block_tokens // spec.ratio
+        return slice(block * rows, (block + 1) * rows)
+
+    def _section(
+        self, i: int, block: int, block_tokens: int, data: npt.NDArray | memoryview | bytes
+    ) -> Records:
+        spec = self._specs[i]
+        place = self._row_range(spec, block, block_tokens)
+        flat = np.frombuffer(data, np.uint8)
+        if len(flat) != (place.stop - place.start) * spec.row_bytes:
+            raise CacheError(
+                f"section {i} (layer {spec.layer}, {spec.role}) of block {block} has {len(flat)} "
+                f"bytes, not {(place.stop - place.start) * spec.row_bytes}"
+            )
+        if len(self.rows(spec)) != place.start:
+            raise CacheError(
+                f"block {block} is out of order: section {i} holds {len(self.rows(spec))} rows, "
+                f"it begins at row {place.start}"
+            )
+        return flat.reshape(-1, spec.row_bytes)
+
+
+class _Change:
+    def __init__(self, cache: SequenceCache) -> None:
+        self._cache = cache
+
+    def __enter__(self) -> None:
+        self._cache.check_usable()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._cache._spoil(repr(error))

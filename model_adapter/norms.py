@@ -1,0 +1,16 @@
+"""RMSNorm in float32 (ds41f §2 Norm)."""
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., C] of any dtype, weight float32 [C]; the result has x's dtype.
+
+    Squares, mean, scaling and weight in float32; one rounding at the end.
+    """
+    return (x.float() * rstd(x, eps) * weight).to(x.dtype)
+
+
+def rstd(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1/√(mean(x²)+eps) over the last axis, float32 [..., 1]."""
+    return x.float().square().mean(-1, keepdim=True).add_(eps).rsqrt_()
