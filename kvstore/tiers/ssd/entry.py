@@ -15,6 +15,7 @@ from kvstore.tiers.base import Location
 from kvstore.tiers.frame import CHECKSUM_BYTES, FrameHeader, encode_header
 
 ENTRY_VERSION = 1
+KEY_BYTES = 32
 CHECK_BYTES = 8
 _BODY = struct.Struct("<BBBxIIIQIId32s16s")
 _LOCATION = struct.Struct("<IQ")
@@ -95,17 +96,20 @@ def decode_location(key: bytes, value: bytes) -> Location:
     return Location(*_LOCATION.unpack(body))
 
 
-def decode_entries(values: bytes) -> npt.NDArray[np.void]:
+def decode_entries(values: bytes | npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
     """Packed records as a structured array (`ENTRY_DTYPE`), a view of `values`."""
     return np.frombuffer(values, ENTRY_DTYPE)
 
 
-def first_wrong(keys: Sequence[bytes], values: Sequence[bytes]) -> int | None:
-    """Position of the first record that does not match its check, its length or its version."""
-    digest, at = xxhash.xxh3_64_digest, ENTRY_BYTES - CHECK_BYTES
-    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
-        if len(value) != ENTRY_BYTES or value[at:] != digest(key + value[:at]):
+def first_wrong(keys: Sequence[bytes], values: npt.NDArray[np.uint8]) -> int | None:
+    """Position of the first of these packed records that does not match its check or version."""
+    digest, body_bytes = xxhash.xxh3_64_digest, _BODY.size
+    packed = values.tobytes()
+    for i, key in enumerate(keys):
+        at = i * ENTRY_BYTES
+        check = at + body_bytes
+        if digest(key + packed[at:check]) != packed[check : check + CHECK_BYTES]:
             return i
-        if len(key) != 32 or value[0] != ENTRY_VERSION:
+        if packed[at] != ENTRY_VERSION:
             return i
     return None

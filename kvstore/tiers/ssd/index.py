@@ -20,11 +20,14 @@ from typing import Any, Protocol
 
 import lmdb
 import lmdb.verify
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from kvstore.errors import StoreFormatError
 from kvstore.tiers.base import Location, NamespaceRow
 from kvstore.tiers.ssd import entry
+from kvstore.tiers.ssd.lmdb_pages import UnexpectedPages, read_records
 
 INDEX_VERSION = 1
 _FORMAT_KEY, _LOG_END_KEY = b"format", b"log_end"
@@ -49,11 +52,13 @@ class IndexChange:
 
 @dataclass(slots=True)
 class IndexContent:
-    """All of an index. `values[i]` is the sealed entry of `keys[i]`, packed one behind the other.
-    `log_end`: behind the last frame that was ever committed."""
+    """All of an index. `values[i]` (a row of bytes) is the sealed entry of `keys[i]`. `log_end`:
+    behind the last frame that was ever committed."""
 
     keys: list[bytes] = field(default_factory=list)
-    values: bytes = b""
+    values: npt.NDArray[np.uint8] = field(
+        default_factory=lambda: np.empty((0, entry.ENTRY_BYTES), np.uint8)
+    )
     log_end: Location = field(default_factory=lambda: Location(0, 0))
     namespaces: list[NamespaceRow] = field(default_factory=list)
 
@@ -196,12 +201,13 @@ class LmdbIndex:
 
     def load(self) -> IndexContent:
         try:
+            keys, values = read_records(
+                self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES
+            )
             with self._env.begin() as txn:
-                keys = list(txn.cursor(self._blocks).iternext(keys=True, values=False))
-                values = list(txn.cursor(self._blocks).iternext(keys=False, values=True))
                 log_end = txn.get(_LOG_END_KEY, db=self._meta)
                 rows = list(txn.cursor(self._namespaces))
-        except lmdb.Error as e:
+        except (lmdb.Error, UnexpectedPages) as e:
             raise IndexBroken(f"{self._path} can't be read: {e}") from e
         if not self._records_checked:
             wrong = entry.first_wrong(keys, values)
@@ -214,7 +220,7 @@ class LmdbIndex:
             namespaces = [_decode_namespace(key, value) for key, value in rows]
         except entry.RecordCorrupt as e:
             raise IndexBroken(str(e)) from e
-        return IndexContent(keys, b"".join(values), end, namespaces)
+        return IndexContent(keys, values, end, namespaces)
 
     def commit(self, change: IndexChange) -> list[bytes]:
         if self._env is None:

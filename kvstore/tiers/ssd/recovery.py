@@ -35,12 +35,14 @@ _REBUILD_COMMIT_ENTRIES = 20_000
 @dataclass(slots=True)
 class Opened:
     """The outcome: the index, what it holds, and the segments that stay. `ends[n]`: where segment
-    n's known content ends. `log_end`: where the log goes on."""
+    n's known content ends. `contents[n]`: its index entries, and the bytes of their frames.
+    `log_end`: where the log goes on."""
 
     index: Index
     recovered: Recovered
     segments: dict[int, FoundSegment]
     ends: dict[int, int]
+    contents: dict[int, tuple[int, int]]
     log_end: Location
 
 
@@ -197,21 +199,23 @@ class Recovery:
         if dropped or adopted or log_end != content.log_end:
             index.commit(IndexChange(finds.puts, dropped, log_end, finds.new_namespaces))
         keys, table = self._merged(content, table, keep, dropped, finds)
-        ends = self._ends(log_end)
-        self._collect_garbage(table, ends, log_end)
         recovered = _recovered(keys, table)
+        contents = _contents(recovered)
+        ends = self._ends(log_end)
+        self._collect_garbage(contents, ends, log_end)
         recovered.namespaces = list(finds.namespaces.values())
         recovered.adopted, recovered.dropped = adopted, len(dropped)
         recovered.cut_bytes, recovered.rebuilt = cut, rebuilt
         recovered.notes = self._directory.notes
-        return Opened(index, recovered, self._segments, ends, log_end)
+        return Opened(index, recovered, self._segments, ends, contents, log_end)
 
     def _pointing_at_something(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """Per entry: does its segment exist and hold as many bytes as it says?"""
-        size = np.zeros(len(table), np.uint64)
-        for number in np.unique(table["segment"]).tolist():
-            if number in self._segments:
-                size[table["segment"] == number] = self._segments[number].size
+        known = sorted(self._segments)
+        numbers = np.array([*known, -1], np.int64)
+        sizes = np.array([*(self._segments[n].size for n in known), 0], np.uint64)
+        place = np.searchsorted(numbers[:-1], table["segment"])
+        size = np.where(numbers[place] == table["segment"], sizes[place], np.uint64(0))
         offset, length = table["offset"], table["stored_length"].astype(np.uint64)
         fits = (offset <= size) & (length <= size) & (offset + length <= size)
         page = np.uint64(SEGMENT_HEADER_BYTES)
@@ -289,11 +293,10 @@ class Recovery:
         return ends
 
     def _collect_garbage(
-        self, table: npt.NDArray[np.void], ends: dict[int, int], log_end: Location
+        self, contents: dict[int, tuple[int, int]], ends: dict[int, int], log_end: Location
     ) -> None:
         """Segments that nothing points into go; those not known to be ours are set aside."""
-        used = set(np.unique(table["segment"]).tolist())
-        for number in [n for n in self._segments if n not in used and n != log_end.segment]:
+        for number in [n for n in self._segments if n not in contents and n != log_end.segment]:
             found = self._segments.pop(number)
             del ends[number]
             if found.header or found.size <= SEGMENT_HEADER_BYTES:
@@ -311,6 +314,14 @@ def _last_end(table: npt.NDArray[np.void]) -> Location:
     inside = table[table["segment"] == segment]
     ends = inside["offset"] + inside["stored_length"].astype(np.uint64)
     return Location(int(segment), int(ends.max()))
+
+
+def _contents(rows: Recovered) -> dict[int, tuple[int, int]]:
+    """Per segment: how many entries, and how many bytes of frames."""
+    numbers, places, entries = np.unique(rows.segment, return_inverse=True, return_counts=True)
+    lengths = np.bincount(places, rows.stored_length, len(numbers)).astype(np.int64)
+    pairs = zip(entries.tolist(), lengths.tolist(), strict=True)
+    return dict(zip(numbers.tolist(), pairs, strict=True))
 
 
 def _recovered(keys: list[bytes], table: npt.NDArray[np.void]) -> Recovered:

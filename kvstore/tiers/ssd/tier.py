@@ -31,9 +31,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError, StoreFormatError
@@ -127,18 +124,13 @@ class SsdTier:
         return tier, opened.recovered
 
     def _take_stock(self, opened: Opened) -> None:
-        live: Counter[int] = Counter()
-        columns = opened.recovered
-        for segment, length in _sums(columns.segment, columns.stored_length):
-            live[segment] = length
-        for segment, entries in _sums(columns.segment, None):
-            self._entries[segment] = entries
         last = opened.log_end.segment
         for number, found in opened.segments.items():
             end = opened.ends[number]
             sealed = number != last or not found.header or end >= self._config.segment_bytes
             disk_bytes = self._files.disk_bytes(found.path)
-            self._space.add(number, SegmentBook(end, live[number], 0, disk_bytes, sealed))
+            self._entries[number], live_bytes = opened.contents.get(number, (0, 0))
+            self._space.add(number, SegmentBook(end, live_bytes, 0, disk_bytes, sealed))
             self._segments.add(number, found.path)
         self._measure(())
 
@@ -383,15 +375,6 @@ class SsdTier:
             finally:
                 self._segments.close()
                 self._files.close(self._directory.lock)
-
-
-def _sums(
-    groups: npt.NDArray[np.uint32], weights: npt.NDArray[np.uint32] | None
-) -> Iterator[tuple[int, int]]:
-    """Per group: how many, or the sum of their weights."""
-    names, places = np.unique(groups, return_inverse=True)
-    sums = np.bincount(places, weights=weights, minlength=len(names))
-    yield from zip(names.tolist(), sums.astype(np.int64).tolist(), strict=True)
 
 
 def _places(items: Iterable[WriteItem]) -> list[tuple[Location, int]]:
