@@ -101,7 +101,9 @@ class MigrationConfig(_Settings):
     room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
     `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
-    `retry_s_min`, `retry_s_max`: back-off after a disk error.
+    `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while cold blocks
+    can go instead; more of it keeps more blocks and writes them more often. `retry_s_min`,
+    `retry_s_max`: back-off after a disk error.
     """
 
     read_workers: Count = 4
@@ -110,6 +112,7 @@ class MigrationConfig(_Settings):
     write_batch_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
     load_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 128 * _MIB
     bounce_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
+    compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.3
     retry_s_min: Seconds = 0.5
     retry_s_max: Seconds = 30.0
 
@@ -118,8 +121,9 @@ class LimitsConfig(_Settings):
     """Bounds on one call and on what the store keeps in memory.
 
     `read_bytes_max`: payload that one `read` may ask for. `room_wait_s_max`: how long a put or a
-    read waits for room that write-back or another call is about to free. `drain_s_max`: how long
-    closing waits for write-back.
+    read waits for room that write-back or another call is about to free. `disk_wait_s_max`: how
+    long a call waits for the disk; a read misses then, a durable put fails. `drain_s_max`: how long
+    closing waits for write-back. `upkeep_s`: between looks at what has expired.
     """
 
     keys_per_call_max: Count = 65_536
@@ -131,6 +135,7 @@ class LimitsConfig(_Settings):
     room_wait_s_max: Seconds = 10.0
     disk_wait_s_max: Seconds = 20.0
     drain_s_max: Seconds = 60.0
+    upkeep_s: Seconds = 0.25
     ls_blocks_max: Count = 10_000
 
 

@@ -215,6 +215,11 @@ class BlockIndex:
         """Rows that a tier holds, by row number."""
         return np.flatnonzero(self.view("tiers") & tier)
 
+    def rows_in_segment(self, segment: int, tier: int) -> Rows:
+        """Rows that `tier` holds in one segment, in their order there."""
+        found = np.flatnonzero((self.view("segment") == segment) & (self.view("tiers") & tier != 0))
+        return found[np.argsort(self.view("page")[found], kind="stable")]
+
     def rows_in_use(self) -> Rows:
         """Rows in any state but FREE, by row number."""
         return np.flatnonzero(self.view("state"))

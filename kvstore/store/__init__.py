@@ -1,5 +1,6 @@
 """The data path: the order of steps for every request, over index, leases, policy and tiers."""
 
+from kvstore.store.engine import Engine
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
@@ -13,6 +14,7 @@ from kvstore.store.types import (
 __all__ = [
     "BlockFrames",
     "BlockInfo",
+    "Engine",
     "LeaseGrant",
     "ReservationGrant",
     "Stat",

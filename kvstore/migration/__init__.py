@@ -1,0 +1,1 @@
+"""Where blocks move and when: promotion, demotion, write-back, and the workers that carry bytes."""

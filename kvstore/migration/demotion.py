@@ -1,0 +1,40 @@
+"""Room in the arena: the policy's victims leave DRAM until a slot of the size asked for is free."""
+
+from kvstore.migration.residency import Residency
+from kvstore.tiers.base import Slot
+
+
+class Demotion:
+    """Hands out slots of the arena, demoting for them where it must."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._futile_since = -1
+
+    def slot(self, frame_bytes: int) -> Slot | None:
+        """A slot, or None where nothing more can leave DRAM now."""
+        r = self._residency
+        slot = r.dram.alloc(frame_bytes)
+        while slot is None:
+            # the search is not repeated for every block of a batch that finds DRAM full
+            if r.changes == self._futile_since or frame_bytes > r.dram.budget_bytes:
+                return None
+            row = r.dram_policy.victim(r.may_leave_dram)
+            if row is None:
+                self._futile_since = r.changes
+                return None
+            r.demote(row)
+            slot = r.dram.alloc(frame_bytes)
+        return slot
+
+    def row_room(self, rows_max: int) -> bool:
+        """Whether the index may grow by a row; cold blocks leave the store for it."""
+        r = self._residency
+        while len(r.index) >= rows_max:
+            policy = r.dram_policy if r.ssd is None else r.ssd_policy
+            row = policy.victim(r.may_leave_store)
+            if row is None:
+                return False
+            r.drop(row)
+            r.metrics.add("evicted_dram_blocks" if r.ssd is None else "evicted_ssd_blocks")
+        return True

@@ -1,0 +1,224 @@
+"""What runs off the core thread: transfers, checksums, copies. No function here touches the core.
+
+Three lanes with threads of their own, so that a slow disk does not keep checksums waiting: `LOG`
+(one thread: the log is written by one hand), `READ` (reads from SSD) and `BYTES` (memory only).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeVar
+
+import numpy as np
+import xxhash
+
+from kvstore.block import Buffer
+from kvstore.config import MigrationConfig
+from kvstore.errors import DiskError
+from kvstore.migration.log_lane import Append, LogJob, LogResult
+from kvstore.migration.promotion import Load
+from kvstore.tiers.base import LogTier, ReadItem, SlotTier, WriteItem
+from kvstore.tiers.frame import (
+    FrameError,
+    FrameHeader,
+    HeaderCorrupt,
+    Section,
+    SectionCorrupt,
+    WrongFrame,
+    decode_header,
+    layout_sections,
+    seal_frame,
+    verify_frame,
+)
+from kvstore.tiers.ssd.files import aligned_buffer
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Lane(Enum):
+    """Which threads a piece of work may use."""
+
+    LOG = "log"
+    READ = "read"
+    BYTES = "bytes"
+
+
+class Workers(Protocol):
+    """Runs blocking functions beside the event loop."""
+
+    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        """The function's result; its exceptions pass through."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing more. What has begun ends by itself."""
+        ...
+
+
+class ThreadWorkers:
+    """`Workers` on threads."""
+
+    def __init__(self, config: MigrationConfig) -> None:
+        self._pools = {
+            lane: ThreadPoolExecutor(threads, thread_name_prefix=f"kvstore-{lane.value}")
+            for lane, threads in (
+                (Lane.LOG, 1),
+                (Lane.READ, config.read_workers),
+                (Lane.BYTES, config.verify_workers),
+            )
+        }
+
+    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work)
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class LogWriter:
+    """Executes the jobs of a `LogLane`, one at a time. `numbers`: the tier's number of every
+    namespace that it knew at open; others come with a job before their first frame."""
+
+    def __init__(self, ssd: LogTier, dram: SlotTier, numbers: dict[bytes, int]) -> None:
+        self._ssd, self._dram, self._numbers = ssd, dram, numbers
+
+    def run(self, job: LogJob) -> LogResult:
+        """Blocks. Errors come back in the result: what was not foreseen must not stop the log."""
+        result = LogResult([None] * len(job.appends))
+        try:
+            for namespace_id, descriptor in job.namespaces.items():
+                self._numbers[namespace_id] = self._ssd.put_namespace(namespace_id, descriptor)
+            frames = self._frames(job, result)
+            result.attempted = True
+            self._append(job, frames, result)
+            if job.drop is not None:
+                self._ssd.drop_segment(job.drop)
+        except DiskError as e:
+            result.failure = e
+        except Exception as e:
+            _log.exception("a job of the log failed")
+            result.failure = DiskError(f"the log's writer failed: {e!r}")
+        return result
+
+    def _frames(self, job: LogJob, result: LogResult) -> list[memoryview]:
+        """Every append's frame; what DRAM does not hold is read into a buffer."""
+        size = sum(item.length for item in job.appends if item.slot is None)
+        buffer = aligned_buffer(size) if size else memoryview(b"")
+        frames, reads, at = [], [], 0
+        for i, item in enumerate(job.appends):
+            if item.slot is not None:
+                frames.append(self._dram.view(item.slot))
+                continue
+            assert item.source is not None
+            frames.append(buffer[at : at + item.length])
+            reads.append((i, ReadItem(item.source, frames[-1])))
+            at += item.length
+        outcomes = self._ssd.read_batch([read for _, read in reads]) if reads else []
+        for (i, _), error in zip(reads, outcomes, strict=True):
+            result.errors[i] = error
+        return frames
+
+    def _append(self, job: LogJob, frames: Sequence[memoryview], result: LogResult) -> None:
+        whole = [i for i, error in enumerate(result.errors) if error is None]
+        items = [self._write_item(job.appends[i], frames[i]) for i in whole]
+        if not items:
+            self._ssd.remove(job.removes)
+            return
+        for i, error in zip(whole, self._ssd.write_batch(items, job.removes), strict=True):
+            result.errors[i] = error
+
+    def _write_item(self, item: Append, frame: memoryview) -> WriteItem:
+        return WriteItem(item.location, item.key, self._numbers[item.namespace_id], frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a read of one frame gave: `error` is None, a `FrameError` or a `DiskError`."""
+
+    load: Load
+    frame: memoryview
+    error: Exception | None
+
+
+def read_loads(
+    ssd: LogTier, loads: Sequence[Load], frames: Sequence[memoryview]
+) -> tuple[list[Loaded], float]:
+    """Read frames from SSD, each into its memory, and verify them. Also the seconds that the disk
+    took, verification excluded."""
+    began = time.perf_counter()
+    errors = ssd.read_batch(
+        [ReadItem(load.location, frame) for load, frame in zip(loads, frames, strict=True)]
+    )
+    seconds = time.perf_counter() - began
+    return [
+        Loaded(load, frame, error or verify_frame(frame, load.key, load.namespace_id))
+        for load, frame, error in zip(loads, frames, errors, strict=True)
+    ], seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """One block's way into its slot. `checksums`: per section, empty where the caller has none."""
+
+    frame: memoryview
+    header: FrameHeader
+    sections: Sequence[Buffer]
+    checksums: Sequence[bytes]
+
+
+def fill_frame(filling: Filling) -> bool:
+    """Copy the sections into the frame, checksum what lies there, and write the header. Whether
+    that is what the caller's checksums promise; if not, the frame is of no use.
+
+    `filling.header` lacks nothing but the checksums of its sections.
+    """
+    frame, digests = filling.frame, []
+    for section, source in zip(filling.header.sections, filling.sections, strict=True):
+        target = frame[section.offset : section.offset + section.length]
+        # NumPy copies without the GIL, a memoryview does not
+        np.copyto(np.frombuffer(target, np.uint8), as_bytes(source))
+        digests.append(xxhash.xxh3_128_digest(target))
+    if filling.checksums and digests != [bytes(c) for c in filling.checksums]:
+        return False
+    lengths = [section.length for section in filling.header.sections]
+    seal_frame(frame, filling.header._replace(sections=layout_sections(lengths, digests)))
+    return True
+
+
+def as_bytes(buffer: Buffer) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    """A section as its bytes. Raises `ValueError` where it is not contiguous."""
+    if isinstance(buffer, np.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise ValueError("a section must be contiguous in memory")
+        return buffer.reshape(-1).view(np.uint8)
+    return np.frombuffer(buffer, np.uint8)
+
+
+def check_frame(
+    frame: memoryview,
+    key: bytes,
+    section_bytes: Sequence[int],
+    wanted: Sequence[int],
+    verify: bool,
+) -> tuple[Section, ...] | FrameError:
+    """The wanted sections' entries in the frame's header, which must be `key`'s and have sections
+    of `section_bytes`; with `verify` their bytes are checked too. Or what is wrong."""
+    try:
+        header = decode_header(frame)
+    except FrameError as e:
+        return e
+    if header.key != key:
+        return WrongFrame(f"the frame of {header.key.hex()}, not of {key.hex()}")
+    if [s.length for s in header.sections] != list(section_bytes):
+        return HeaderCorrupt("the sections are not those of the namespace's layout")
+    sections = tuple(header.sections[i] for i in wanted)
+    for i, s in zip(wanted, sections, strict=True):
+        if verify and xxhash.xxh3_128_digest(frame[s.offset : s.offset + s.length]) != s.checksum:
+            return SectionCorrupt(i)
+    return sections

@@ -1,0 +1,281 @@
+"""The store's decisions: one state machine on one thread, without I/O.
+
+Time comes as an argument; disk and checksums are jobs that the core hands out (`lane.next_job`,
+`promotion.begin`, `reservations.start_copy`) and whose results come back as calls. Between two
+calls every book is in order, and `check_integrity` says so. The driver is `kvstore.store.engine`;
+a simulation is another one.
+
+Concurrency: none; every call runs to its end on the core thread. Residency: see
+`kvstore.migration.residency`. Durability: a block is durable when `lane.finish` has told so, which
+is after the frame and its index entry are synced.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.block import Match, Outcome, Tier, TierCost
+from kvstore.config import StoreConfig
+from kvstore.errors import LeaseExpired, MessageTooLarge
+from kvstore.index import GHOST, READY, BlockIndex
+from kvstore.lease import RightsTable
+from kvstore.metrics import Metrics
+from kvstore.migration.demotion import Demotion
+from kvstore.migration.log_lane import LogLane
+from kvstore.migration.promotion import Promotion
+from kvstore.migration.residency import Residency
+from kvstore.namespace import Namespace
+from kvstore.store.namespaces import Namespaces
+from kvstore.store.reservations import Reservations
+from kvstore.tiers.base import PAGE_BYTES, LogTier, SlotTier
+
+_RESIDENCIES = tuple(Tier(bits) for bits in range(8))
+_DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a lease holds: rows of one namespace, pinned."""
+
+    number: int
+    rows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A lookup. `rows`: of the leading keys that are READY or RESERVED. `hits`: how many of them,
+    from the first on, are READY. `tiers`: one byte of residency per row."""
+
+    rows: list[int]
+    hits: int
+    ready: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+    tiers: bytes
+
+
+class Core:
+    """See the module. `ssd` is None for a store of DRAM alone. `first_id`: leases and reservations
+    count up from it."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        dram: SlotTier,
+        ssd: LogTier | None,
+        secret: bytes,
+        metrics: Metrics,
+        first_id: int = 1,
+    ) -> None:
+        self.config, self.metrics = config, metrics
+        self.index = BlockIndex()
+        self.residency = Residency(self.index, dram, ssd, config.eviction.policy, metrics)
+        self.namespaces = Namespaces(
+            config.limits.namespaces_max, _frame_bytes_max(config, dram, ssd), secret
+        )
+        self.demotion = Demotion(self.residency)
+        self.promotion = Promotion(self.residency, self.demotion)
+        self.reservations = Reservations(
+            config, self.namespaces, self.residency, self.demotion, first_id
+        )
+        self.leases: RightsTable[Held] = RightsTable(
+            "lease",
+            LeaseExpired,
+            config.lease.leases_max,
+            config.lease.lease_ttl_s_default,
+            config.lease.lease_ttl_s_max,
+            first_id,
+        )
+        self.lane: LogLane | None = None
+        if ssd is not None and config.ssd is not None:
+            self.lane = LogLane(
+                self.residency,
+                self.promotion,
+                ssd,
+                config.migration,
+                config.ssd.segment_bytes,
+                self.namespaces.ids,
+            )
+        self.costs: dict[Tier, TierCost] = {}
+
+    def open_namespace(self, namespace: Namespace) -> bytes:
+        """The id; a new descriptor becomes durable with the log's next job."""
+        namespace_id, new = self.namespaces.open(namespace)
+        if new and self.lane is not None:
+            self.lane.add_namespace(namespace_id, namespace.canonical_json())
+        return namespace_id
+
+    # lookups
+
+    def match(self, namespace_id: bytes, keys: Sequence[bytes]) -> Match:
+        """How much of a chain is here. Counts the lookup; moves and pins nothing."""
+        found = self._find(self.namespaces.number(namespace_id), keys)
+        self._count(found, len(keys))
+        return self._answer(namespace_id, found, len(keys))
+
+    def peek(self, namespace_id: bytes, keys: Sequence[bytes]) -> Match:
+        """`match` that counts nothing, for those who look again and again."""
+        found = self._find(self.namespaces.number(namespace_id), keys)
+        return self._answer(namespace_id, found, len(keys))
+
+    def _find(self, number: int, keys: Sequence[bytes]) -> Found:
+        if len(keys) > self.config.limits.keys_per_call_max:
+            raise MessageTooLarge(
+                f"{len(keys)} keys in one call pass limits.keys_per_call_max "
+                f"({self.config.limits.keys_per_call_max}); ask in parts"
+            )
+        index = self.index
+        rows = index.find_prefix(keys)
+        if not rows:
+            return Found([], 0, np.zeros(0, np.bool_), b"")
+        at = np.array(rows)
+        state = index.view("state")[at]
+        there = (state != GHOST) & (index.view("namespace")[at] == number)
+        n = len(rows) if there.all() else int(there.argmin())
+        ready = state[:n] == READY
+        hits = n if ready.all() else int(ready.argmin())
+        return Found(rows[:n], hits, ready, index.view("tiers")[at[:n]].tobytes())
+
+    def _answer(self, namespace_id: bytes, found: Found, asked: int) -> Match:
+        n = len(found.rows)
+        if found.hits == n:
+            outcomes = (Outcome.HIT,) * n
+        else:
+            outcomes = tuple([Outcome.HIT if r else Outcome.PENDING for r in found.ready.tolist()])
+        residency = tuple(map(_RESIDENCIES.__getitem__, found.tiers))
+        if n < asked:
+            outcomes, residency = (*outcomes, Outcome.MISS), (*residency, Tier.NONE)
+        layout = self.namespaces.layout(self.namespaces.number(namespace_id))
+        return Match(found.hits, outcomes, residency, layout.block_bytes, dict(self.costs))
+
+    def _count(self, found: Found, asked: int) -> None:
+        in_dram = sum(bits & _DRAM != 0 for bits in found.tiers[: found.hits])
+        for name, blocks in (
+            ("hit_dram", in_dram),
+            ("hit_ssd", found.hits - in_dram),
+            ("pending", len(found.rows) - found.hits),
+            ("miss", asked - len(found.rows)),
+        ):
+            self.metrics.add(f"lookup_{name}_blocks", blocks)
+
+    # leases
+
+    def acquire(
+        self, namespace_id: bytes, keys: Sequence[bytes], now_s: float, ttl_s: float | None
+    ) -> tuple[int, float, Match]:
+        """Pin the READY prefix: lease id, lifetime, and what the lookup found."""
+        number = self.namespaces.number(namespace_id)
+        found = self._find(number, keys)
+        rows = found.rows[: found.hits]
+        right, ttl_s = self.leases.grant(Held(number, rows), now_s, ttl_s)
+        self.residency.pin(rows)
+        self.residency.touch(rows)
+        self._count(found, len(keys))
+        self.metrics.add("leases_granted")
+        return right.id, ttl_s, self._answer(namespace_id, found, len(keys))
+
+    def release(self, lease_id: int) -> None:
+        """Unpin; nothing where the lease is over already."""
+        right = self.leases.end(lease_id)
+        if right is not None:
+            self.residency.touch(right.held.rows)
+            self.residency.unpin(right.held.rows)
+
+    def expire(self, now_s: float) -> None:
+        """End every lease and reservation that has lapsed."""
+        for right in self.leases.expire(now_s):
+            self.metrics.add("leases_expired")
+            self.residency.unpin(right.held.rows)
+        self.reservations.expire(now_s)
+
+    def rows_to_read(
+        self, lease_id: int, keys: Sequence[bytes], now_s: float
+    ) -> tuple[int, list[int | None]]:
+        """The lease's namespace, and per key the row of a READY block of it, or None."""
+        number = self.leases.get(lease_id, now_s).held.number
+        return number, [self.ready_row(number, key) for key in keys]
+
+    def ready_row(self, number: int, key: bytes) -> int | None:
+        """The row of a READY block of a namespace, or None."""
+        index = self.index
+        row = index.find(key)
+        if row is None or index.state[row] != READY or index.namespace[row] != number:
+            return None
+        return row
+
+    # eviction on request
+
+    def evict(
+        self, namespace_id: bytes | None, keys: Sequence[bytes] | None, tier: Tier | None
+    ) -> int:
+        """Blocks go, deepest first: from DRAM alone if `tier` says so, else from the store. What is
+        pinned, in use, or still has a child stays. Returns how many went."""
+        r, gone = self.residency, 0
+        for row in self._asked_for(namespace_id, keys):
+            if tier is Tier.DRAM:
+                if self.index.tiers[row] & _DRAM and r.may_leave_dram(row):
+                    r.demote(row)
+                    gone += 1
+            elif r.may_leave_store(row) and (tier is None or self.index.tiers[row] & tier):
+                r.drop(row)
+                gone += 1
+        self.metrics.add("evicted_by_request_blocks", gone)
+        return gone
+
+    def _asked_for(self, namespace_id: bytes | None, keys: Sequence[bytes] | None) -> Iterable[int]:
+        index = self.index
+        number = None if namespace_id is None else self.namespaces.number(namespace_id)
+        if keys is None:
+            rows: Iterable[int] = index.rows_in_use().tolist()
+        else:
+            rows = {row for row in map(index.find, keys) if row is not None}
+        chosen = [
+            row
+            for row in rows
+            if index.state[row] == READY and number in (None, index.namespace[row])
+        ]
+        return sorted(chosen, key=index.depth.__getitem__, reverse=True)
+
+    # the books
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` saying what disagrees: index, tiers, leases, policies, queues.
+        MUST NOT be called while a worker writes to the log."""
+        index = self.index
+        index.check_integrity()
+        self.leases.check_integrity()
+        self.reservations.rights.check_integrity()
+        self.promotion.check_integrity()
+        self.residency.check_integrity([*self.reservations.slots(), *self.promotion.slots()])
+        reserved = np.flatnonzero(index.view("state") == 1).tolist()
+        assert sorted(self.reservations.rows()) == reserved, "a RESERVED row has no reservation"
+        pinned = np.bincount(
+            [row for right in self.leases for row in right.held.rows], minlength=index.rows_max
+        )
+        pins = index.view("pins")[: index.rows_max]
+        assert (pins >= pinned).all(), "a lease does not pin its blocks"
+        if not len(self.promotion) and not (self.lane and self.lane.busy):
+            assert (pins == pinned).all(), "a block is pinned by nobody"
+        if self.lane is None or not self.lane.busy:
+            self._check_log()
+
+    def _check_log(self) -> None:
+        ssd, index = self.residency.ssd, self.index
+        if ssd is None:
+            return
+        ssd.check_integrity()
+        on_ssd = index.rows_on(_SSD)
+        stored = index.view("stored_bytes")[on_ssd].astype(np.int64)
+        live = int(stored.sum())
+        assert ssd.live_bytes == live, f"{ssd.live_bytes} B live in the log, {live} B indexed"
+        segments = index.view("segment")[on_ssd]
+        for segment in np.unique(segments).tolist():
+            held = int(stored[segments == segment].sum())
+            assert ssd.live_in(segment) == held, f"segment {segment} holds other blocks"
+
+
+def _frame_bytes_max(config: StoreConfig, dram: SlotTier, ssd: LogTier | None) -> int:
+    """The largest frame that every tier has a place for."""
+    if ssd is None or config.ssd is None:
+        return dram.budget_bytes
+    # one page of a segment is its header
+    return min(dram.budget_bytes, config.ssd.segment_bytes - PAGE_BYTES)

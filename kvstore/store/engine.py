@@ -1,0 +1,336 @@
+"""The store as a caller has it: `Engine`, one event loop, every call in order.
+
+Concurrency: all methods belong to the loop on which `open` ran. A call that awaits leaves the core
+in order at every step, so any number of them may be under way; a cancelled one gives back what it
+held. Residency and durability: see `kvstore.migration`. What a wrong byte costs: the copy it is in,
+and the caller a miss.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
+from kvstore.clock import Clock, SystemClock
+from kvstore.config import StoreConfig
+from kvstore.errors import InvalidRequest
+from kvstore.metrics import Metrics
+from kvstore.migration.workers import Lane, LogWriter, ThreadWorkers, Workers
+from kvstore.namespace import Namespace
+from kvstore.store import boot, inspect
+from kvstore.store.audit import Audit
+from kvstore.store.core import Core
+from kvstore.store.driver import Driver
+from kvstore.store.loads import Loads
+from kvstore.store.puts import Puts
+from kvstore.store.reads import Reads
+from kvstore.store.types import (
+    BlockFrames,
+    BlockInfo,
+    LeaseGrant,
+    ReservationGrant,
+    Stat,
+    VerifyReport,
+)
+from kvstore.tiers.base import LogTier, Recovered
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd.files import FileSystem
+
+_SECRET_BYTES = 32
+_LS_BLOCKS_DEFAULT = 1000
+
+
+class Engine:
+    """One store. Made by `open`, ended by `close`; methods after that raise `Unavailable`."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        workers: Workers,
+        log: tuple[LogTier, Recovered] | None,
+        first_id: int,
+    ) -> None:
+        self._config, self._workers = config, workers
+        self._dram = DramTier(config.dram.budget_bytes)
+        self._ssd: LogTier | None = log[0] if log else None
+        self.metrics = Metrics()
+        secret = self._ssd.tenant_secret if self._ssd else secrets.token_bytes(_SECRET_BYTES)
+        self._core = Core(config, self._dram, self._ssd, secret, self.metrics, first_id)
+        writer = None
+        if log is not None:
+            ssd, recovered = log
+            boot.load(self._core, recovered, secret)
+            numbers = {row.namespace_id: row.number for row in recovered.namespaces}
+            writer = LogWriter(ssd, self._dram, numbers)
+        self._driver = Driver(self._core, config, clock, workers, writer)
+        self._loads = Loads(self._driver, self._dram, self._ssd)
+        self._reads = Reads(self._driver, self._loads)
+        self._puts = Puts(self._driver, self._dram)
+        self._driver.pump()
+
+    @classmethod
+    async def open(
+        cls,
+        config: StoreConfig,
+        clock: Clock | None = None,
+        *,
+        workers: Workers | None = None,
+        files: FileSystem | None = None,
+        first_id: int | None = None,
+    ) -> "Engine":
+        """Open the store that `config` describes, making its directory where there is none.
+
+        `workers`, `files` and `first_id` (leases and reservations count up from it) are for
+        simulations. Raises `StoreLocked`, `StoreFormatError`, and `DiskError` where the directory
+        can't be written or is full.
+        """
+        clock = clock or SystemClock()
+        workers = workers or ThreadWorkers(config.migration)
+        # ids of an earlier run must mean nothing to this one
+        first_id = secrets.randbits(40) << 20 | 1 if first_id is None else first_id
+        log: tuple[LogTier, Recovered] | None = None
+        try:
+            if config.dir is not None and config.ssd is not None:
+                opening = partial(SsdTier.open, config.dir, config.ssd, clock, files)
+                log = await workers.run(Lane.LOG, opening)
+            return cls(config, clock, workers, log, first_id)
+        except BaseException:
+            if log is not None:
+                log[0].close()
+            workers.close()
+            raise
+
+    async def close(self) -> None:
+        """Write what is dirty, within `limits.drain_s_max`, and let go of everything. Idempotent.
+        Frames that were read stay valid until they are dropped."""
+        if self._driver.closing:
+            return
+        self._driver.closing = True
+        await self._driver.drain()
+        if self._ssd is not None and not self._driver.log_hangs:
+            await self._workers.run(Lane.LOG, self._ssd.close)
+        self._workers.close()
+        self._dram.close()
+
+    # namespaces and lookups
+
+    def open_namespace(self, namespace: Namespace) -> bytes:
+        """Its 32-byte id. The descriptor becomes durable with the next write.
+
+        Raises `InvalidRequest` where one block would fit no tier in one piece.
+        """
+        self._driver.enter()
+        namespace_id = self._core.open_namespace(namespace)
+        self._driver.pump()
+        return namespace_id
+
+    def namespace(self, namespace_id: bytes) -> Namespace:
+        """The descriptor. Raises `UnknownNamespace`."""
+        return self._core.namespaces.namespace(self._core.namespaces.number(namespace_id))
+
+    def match(self, namespace_id: bytes, keys: Sequence[bytes]) -> Match:
+        """How much of a chain is here, and what fetching it will cost. Moves and pins nothing.
+
+        Raises `UnknownNamespace`, `MessageTooLarge`.
+        """
+        self._driver.enter()
+        return self._core.match(namespace_id, keys)
+
+    async def wait_for(
+        self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float
+    ) -> Match:
+        """`match`, after waiting while the first block that is not READY is PENDING: until its
+        writer commits or gives up, or `deadline_s` from now (at most `limits.wait_s_max`).
+
+        Raises `Overloaded` where too many wait.
+        """
+        self._driver.enter()
+        deadline = self._driver.deadline(min(deadline_s, self._config.limits.wait_s_max))
+        while True:
+            found = self._core.peek(namespace_id, keys)
+            at = found.hit_blocks
+            if at == len(keys) or found.outcomes[at] is not Outcome.PENDING:
+                break
+            if not await self._driver.settled.wait(keys[at], deadline):
+                break
+        self._driver.enter()
+        return self._core.match(namespace_id, keys)
+
+    # leases and reads
+
+    async def acquire(
+        self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None = None
+    ) -> LeaseGrant:
+        """Pin the READY prefix of `keys` in the store for `ttl_s` (`lease.lease_ttl_s_default`
+        without, `lease.lease_ttl_s_max` at most). A lease over nothing is a lease too.
+
+        Raises `UnknownNamespace`, `InvalidRequest`, `MessageTooLarge`, `Overloaded`.
+        """
+        self._driver.enter()
+        lease_id, ttl_s, match = self._core.acquire(namespace_id, keys, self._driver.now_s(), ttl_s)
+        return LeaseGrant(lease_id, match.hit_blocks, ttl_s, match)
+
+    async def renew(self, lease_id: int, ttl_s: float | None = None) -> float:
+        """Let a lease last `ttl_s` from now, or as long as it would anyway: seconds left. Raises
+        `LeaseExpired`."""
+        self._driver.enter()
+        return self._core.leases.renew(lease_id, self._driver.now_s(), ttl_s)
+
+    async def release(self, lease_id: int) -> None:
+        """End a lease; nothing where it is over already."""
+        self._driver.enter()
+        self._core.release(lease_id)
+        self._driver.pump()
+
+    async def read(
+        self,
+        lease_id: int,
+        keys: Sequence[bytes],
+        sections: Sequence[int] | None = None,
+        verify: bool = True,
+    ) -> list[BlockFrames]:
+        """Sections (all without `sections`) of blocks of the lease's namespace, in the order asked.
+
+        What only the SSD holds is read into DRAM first, or past it where DRAM is full of blocks in
+        use. A block that is not there any more, that the disk does not give within
+        `limits.disk_wait_s_max`, or whose bytes are wrong is a MISS; wrong bytes are quarantined
+        and counted. The lease keeps its own blocks from going; others are read at their own risk.
+        `verify=False` leaves the check of what DRAM holds to a caller who makes it
+        (`report_corrupt`). Every entry MUST get its `done`.
+
+        Raises `LeaseExpired`, `InvalidRequest`, `MessageTooLarge` (`limits.read_bytes_max`) and
+        `Overloaded` where no memory is left to read into.
+        """
+        self._driver.enter()
+        return await self._reads.read(lease_id, keys, sections, verify)
+
+    async def report_corrupt(self, namespace_id: bytes, key: bytes) -> None:
+        """A client got bytes that do not match their checksum: count it, and look here too."""
+        self._driver.enter()
+        self.metrics.add("corrupt_reported_blocks")
+        number = self._core.namespaces.number(namespace_id)
+        if self._core.ready_row(number, key) is not None:
+            await Audit(self._driver, self._dram, self._ssd).check_block(key)
+
+    # writes
+
+    async def reserve(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[tuple[bytes, bytes]],
+        ttl_s: float | None = None,
+    ) -> ReservationGrant:
+        """Room for blocks, (key, parent key) each, parents before children; a first block's parent
+        is the namespace id. Waits up to `limits.room_wait_s_max` for room.
+
+        Raises, with nothing changed, `UnknownNamespace`, `BlockOutOfOrder`, `InvalidRequest`,
+        `MessageTooLarge`, `Overloaded`.
+        """
+        self._driver.enter()
+        return await self._puts.reserve(namespace_id, blocks, ttl_s)
+
+    async def write(
+        self,
+        reservation_id: int,
+        key: bytes,
+        sections: Sequence[Buffer],
+        checksums: Sequence[bytes] | None = None,
+    ) -> None:
+        """One reserved block's bytes, all sections in the layout's order; once per block. They are
+        checked against `checksums` (xxh3-128 each) where there are any; the verdict comes with
+        `commit`.
+
+        Raises `ReservationExpired`, `WrongSectionSize` (write again), `InvalidRequest`.
+        """
+        self._driver.enter()
+        await self._puts.write(reservation_id, key, sections, checksums)
+
+    async def commit(
+        self, reservation_id: int, durability: Durability = Durability.ACCEPTED
+    ) -> list[PutOutcome]:
+        """Make the reservation's blocks readable, each with all its sections or not at all; final
+        outcomes, one per block asked for in `reserve`. A block whose bytes were wrong, or never
+        came, is CORRUPT. DURABLE returns when the blocks survive a crash, those stored before
+        included.
+
+        Raises `ReservationExpired`; `InvalidRequest` for DURABLE without a durable tier;
+        `DiskError` where that takes longer than `limits.disk_wait_s_max`.
+        """
+        self._driver.enter()
+        return await self._puts.commit(reservation_id, durability)
+
+    async def abort(self, reservation_id: int) -> None:
+        """Give a reservation up; nothing where it is over already."""
+        self._driver.enter()
+        self._puts.abort(reservation_id)
+
+    async def put(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockPut],
+        durability: Durability = Durability.ACCEPTED,
+    ) -> list[PutOutcome]:
+        """`reserve`, `write` and `commit` in one, in parts that leave DRAM room for others; one
+        outcome per block. Raises what those raise; a part that was committed stays."""
+        self._driver.enter()
+        return await self._puts.put(namespace_id, blocks, durability)
+
+    async def flush(self) -> None:
+        """Until everything accepted so far is durable.
+
+        Raises `InvalidRequest` without an SSD tier, and `DiskError` where it takes longer than
+        `limits.drain_s_max` or blocks had to leave first.
+        """
+        self._driver.enter()
+        if self._core.lane is None:
+            raise InvalidRequest("this store has no ssd tier, nothing in it is durable")
+        r = self._core.residency
+        ticket = r.tickets.open(set(r.dirty))
+        await self._driver.durable([ticket], self._config.limits.drain_s_max)
+
+    # upkeep
+
+    async def evict(
+        self,
+        namespace_id: bytes | None = None,
+        keys: Sequence[bytes] | None = None,
+        tier: Tier | None = None,
+    ) -> int:
+        """Blocks go: `keys`, or all of a namespace, or all. Deepest first; what is pinned, in use
+        or still has children stays. `tier` DRAM: those that the SSD holds leave DRAM only. Returns
+        how many went."""
+        self._driver.enter()
+        gone = self._core.evict(namespace_id, keys, tier)
+        self._driver.pump()
+        return gone
+
+    async def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Read and check every frame in DRAM and on SSD; wrong ones are quarantined. `progress` is
+        told how many frames are done, of how many."""
+        self._driver.enter()
+        return await Audit(self._driver, self._dram, self._ssd).run(progress)
+
+    def stat(self) -> Stat:
+        """Tiers, counters and what is held, now."""
+        self._driver.enter()
+        return inspect.stat(self._core)
+
+    def ls(
+        self,
+        namespace_id: bytes | None = None,
+        limit: int = _LS_BLOCKS_DEFAULT,
+        after: bytes | None = None,
+    ) -> list[BlockInfo]:
+        """Up to `limit` blocks (`limits.ls_blocks_max` at most) behind the block `after`.
+
+        Raises `InvalidRequest` where `after` has left the store meanwhile.
+        """
+        self._driver.enter()
+        wall_s = self._driver.clock.wall_s()
+        return inspect.ls(self._core, namespace_id, limit, after, wall_s)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` saying which of the store's books disagree."""
+        self._core.check_integrity()

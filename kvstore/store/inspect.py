@@ -1,0 +1,101 @@
+"""What the store says about itself: `stat` and `ls`."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from kvstore.block import PutOutcome, Tier, TierCost
+from kvstore.errors import InvalidRequest
+from kvstore.index import READY
+from kvstore.store.core import Core
+from kvstore.store.types import BlockInfo, Stat, TierStat
+from kvstore.tiers.base import LogTier, SlotTier
+
+_LOOKUPS = ("hit_dram", "hit_ssd", "pending", "miss")
+_UNMEASURED = TierCost(0.0, float("inf"))
+
+
+def stat(core: Core) -> Stat:
+    """The store now."""
+    r, index, counts = core.residency, core.index, core.metrics.counts
+    return Stat(
+        tiers=tuple(_tiers(core)),
+        blocks=int((index.view("state") == READY).sum()),
+        namespaces=len(core.namespaces),
+        leases=len(core.leases),
+        reservations=len(core.reservations.rights),
+        pinned_blocks=int((index.view("pins") > 0).sum()),
+        dirty_blocks=len(r.dirty),
+        write_back_bytes=r.dirty_bytes,
+        lookup_blocks={name: counts[f"lookup_{name}_blocks"] for name in _LOOKUPS},
+        puts={o.name.lower(): counts[f"put_{o.name.lower()}_blocks"] for o in PutOutcome},
+        counters=dict(counts),
+    )
+
+
+def _tiers(core: Core) -> Iterator[TierStat]:
+    r = core.residency
+    yield _tier(core, Tier.DRAM, r.dram, len(r.dram_policy), True)
+    if r.ssd is not None:
+        accepting = core.lane is not None and not core.lane.degraded
+        yield _tier(core, Tier.SSD, r.ssd, len(r.ssd_policy), accepting)
+
+
+def _tier(
+    core: Core, tier: Tier, place: SlotTier | LogTier, objects: int, accepting: bool
+) -> TierStat:
+    payload = np.array([*core.namespaces.payload_bytes(), 0], np.int64)
+    numbers = core.index.view("namespace")[core.index.rows_on(tier)]
+    return TierStat(
+        tier=tier,
+        objects=objects,
+        payload_bytes=int(np.bincount(numbers, minlength=len(payload)) @ payload),
+        used_bytes=place.used_bytes,
+        budget_bytes=place.budget_bytes,
+        accepting=accepting,
+        cost=core.costs.get(tier, _UNMEASURED),
+    )
+
+
+def ls(
+    core: Core, namespace_id: bytes | None, limit: int, after: bytes | None, wall_s: float
+) -> list[BlockInfo]:
+    """Up to `limit` READY blocks in a fixed order, the next ones behind `after`.
+
+    Blocks that come or go between two calls may be listed or not. Raises `UnknownNamespace`, and
+    `InvalidRequest` where `after` has left the store meanwhile.
+    """
+    index = core.index
+    number = None if namespace_id is None else core.namespaces.number(namespace_id)
+    start = 0
+    if after is not None:
+        row = index.find(after)
+        if row is None:
+            raise InvalidRequest(f"block {after.hex()} has left the store; list from the start")
+        start = row + 1
+    wanted = (
+        row
+        for row in range(start, index.rows_max)
+        if index.state[row] == READY and number in (None, index.namespace[row])
+    )
+    most = min(limit, core.config.limits.ls_blocks_max)
+    payload = core.namespaces.payload_bytes()
+    return [_info(core, row, payload, wall_s) for row in islice(wanted, most)]
+
+
+def _info(core: Core, row: int, payload: Sequence[int], wall_s: float) -> BlockInfo:
+    index = core.index
+    number = index.namespace[row]
+    namespace_id = core.namespaces.ids[number]
+    return BlockInfo(
+        key=index.keys[row],
+        namespace_id=namespace_id,
+        parent=index.parent_key(row) or namespace_id,
+        depth=index.depth[row],
+        residency=Tier(index.tiers[row]),
+        payload_bytes=payload[number],
+        pins=index.pins[row],
+        dirty=row in core.residency.dirty,
+        age_s=max(0.0, wall_s - index.created_wall_s[row]),
+    )

@@ -1,0 +1,193 @@
+"""Frames from SSD for readers: grouped, bounded, read once however many want them.
+
+A reader gets a future per block and may stop waiting at any time; the transfer goes on, and what it
+brought is used or given back without it. So a disk that hangs costs a reader its deadline, and the
+store the bytes that are under way, both bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvstore.block import Tier
+from kvstore.errors import Overloaded
+from kvstore.index import READY
+from kvstore.migration.promotion import Load
+from kvstore.migration.workers import Lane, Loaded, read_loads
+from kvstore.store.driver import Driver
+from kvstore.store.waiting import ByteBudget
+from kvstore.tiers.base import LogTier, Slot, SlotTier
+from kvstore.tiers.frame import FrameError
+from kvstore.tiers.ssd.files import aligned_buffer
+
+_GROUP_BYTES = 4 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """A frame that somebody may read until `release`, which MUST be called once. `slot` is None for
+    a bounce buffer. `verified`: its bytes were checked on their way here."""
+
+    view: memoryview
+    tier: Tier
+    slot: Slot | None
+    verified: bool
+    release: Callable[[], None]
+
+
+Waiter = asyncio.Future[Frame | None]
+
+
+class Loads:
+    """See the module. `ssd` is None in a store of DRAM alone, where nothing may be requested."""
+
+    def __init__(self, driver: Driver, dram: SlotTier, ssd: LogTier | None) -> None:
+        self._driver, self._dram, self._ssd = driver, dram, ssd
+        migration = driver.config.migration
+        self._under_way = ByteBudget(migration.load_bytes_max)
+        self._bounce = ByteBudget(migration.bounce_bytes_max)
+        self._group_bytes = min(_GROUP_BYTES, migration.load_bytes_max, migration.bounce_bytes_max)
+        self._waiting: dict[Load, list[Waiter]] = {}
+
+    def in_slot(self, slot: Slot) -> Frame:
+        """A frame that DRAM holds; its slot stays until the release."""
+        self._driver.core.residency.use(slot)
+        return self._in_use(slot, Tier.DRAM, verified=False)
+
+    def _in_use(self, slot: Slot, tier: Tier, verified: bool) -> Frame:
+        return Frame(self._dram.view(slot), tier, slot, verified, partial(self._end_use, slot))
+
+    def _end_use(self, slot: Slot) -> None:
+        self._driver.core.residency.end_use(slot)
+        self._driver.pump()
+
+    # requests
+
+    def request(self, rows: Sequence[int]) -> list[Waiter]:
+        """One future per row: a frame, or None where the block is not there any more, corrupt or
+        unreadable; `Overloaded` where no memory is left to read into.
+
+        The caller keeps the rows pinned until it has stopped waiting for all of them, and releases
+        the frame of every future that was done.
+        """
+        index = self._driver.core.index
+        waiters: list[Waiter] = [self._driver.loop.create_future() for _ in rows]
+        wanted = sorted(
+            zip(rows, waiters, strict=True), key=lambda w: (index.segment[w[0]], index.page[w[0]])
+        )
+        group: list[tuple[int, Waiter]] = []
+        size = 0
+        for row, waiter in wanted:
+            if group and size + index.stored_bytes[row] > self._group_bytes:
+                self._driver.spawn(self._serve(group, size))
+                group, size = [], 0
+            group.append((row, waiter))
+            size += index.stored_bytes[row]
+        if group:
+            self._driver.spawn(self._serve(group, size))
+        return waiters
+
+    async def _serve(self, group: list[tuple[int, Waiter]], size: int) -> None:
+        deadline = self._driver.deadline(self._driver.config.limits.disk_wait_s_max)
+        if not await self._under_way.take(size, deadline):
+            for _, waiter in group:
+                if not waiter.done():
+                    waiter.set_result(None)
+            return
+        try:
+            begun = [load for row, waiter in group if (load := self._begin(row, waiter))]
+            await self._into_arena([load for load in begun if load.slot is not None])
+            await self._past_arena([load for load in begun if load.slot is None])
+        finally:
+            self._under_way.give_back(size)
+
+    def _begin(self, row: int, waiter: Waiter) -> Load | None:
+        """Let the waiter have the row's frame; returns the load to execute for it, if any."""
+        core = self._driver.core
+        if waiter.done():
+            return None
+        tiers = core.index.tiers[row] if core.index.state[row] == READY else 0
+        if tiers & Tier.DRAM:
+            waiter.set_result(self.in_slot(core.residency.slot_of(row)))
+            return None
+        if not tiers & Tier.SSD:
+            waiter.set_result(None)
+            return None
+        namespace_id = core.namespaces.ids[core.index.namespace[row]]
+        load, new = core.promotion.begin(row, namespace_id)
+        self._waiting.setdefault(load, []).append(waiter)
+        return load if new else None
+
+    # transfers
+
+    async def _into_arena(self, loads: list[Load]) -> None:
+        frames = [self._dram.view(load.slot) for load in loads if load.slot is not None]
+        await self._transfer(loads, frames)
+
+    async def _past_arena(self, loads: list[Load]) -> None:
+        if not loads:
+            return
+        size = sum(load.length for load in loads)
+        deadline = self._driver.deadline(self._driver.config.limits.room_wait_s_max)
+        if not await self._bounce.take(size, deadline):
+            self._refuse(loads)
+            return
+        self._driver.core.metrics.add("bounced_blocks", len(loads))
+        await self._transfer(loads, [aligned_buffer(load.length) for load in loads])
+
+    def _refuse(self, loads: list[Load]) -> None:
+        for load in loads:
+            self._driver.core.promotion.finish(load, lost=True)
+            for waiter in self._waiting.pop(load):
+                if not waiter.done():
+                    waiter.set_exception(
+                        Overloaded(
+                            f"dram is full of blocks in use, and {self._bounce.taken_bytes} B of "
+                            "bounce buffers are out (migration.bounce_bytes_max); read fewer "
+                            "blocks at a time, or release those read"
+                        )
+                    )
+
+    async def _transfer(self, loads: list[Load], frames: list[memoryview]) -> None:
+        if not loads:
+            return
+        assert self._ssd is not None
+        driver = self._driver
+        try:
+            work = partial(read_loads, self._ssd, loads, frames)
+            results, seconds = await driver.workers.run(Lane.READ, work)
+        except Exception as e:
+            _log.exception("reading from ssd failed in an unforeseen way")
+            results, seconds = [Loaded(load, memoryview(b""), e) for load in loads], 0.0
+        for loaded in results:
+            self._deliver(loaded)
+        if seconds:
+            driver.observe(Tier.SSD, sum(load.length for load in loads), seconds)
+        driver.pump()
+
+    def _deliver(self, loaded: Loaded) -> None:
+        load, error = loaded.load, loaded.error
+        core = self._driver.core
+        corrupt = error if isinstance(error, FrameError) else None
+        if error is not None and corrupt is None:
+            core.metrics.add("disk_errors")
+            _log.warning("block %s could not be read: %s", load.key.hex(), error)
+        good = core.promotion.finish(load, corrupt, lost=error is not None)
+        for waiter in self._waiting.pop(load):
+            frame = self._frame(loaded) if good else None
+            if not waiter.done():
+                waiter.set_result(frame)
+            elif frame is not None:
+                frame.release()
+        if load.slot is None and not good:
+            self._bounce.give_back(load.length)
+
+    def _frame(self, loaded: Loaded) -> Frame:
+        load = loaded.load
+        if load.slot is not None:
+            return self._in_use(load.slot, Tier.SSD, verified=True)
+        release = partial(self._bounce.give_back, load.length)
+        return Frame(loaded.frame, Tier.SSD, None, True, release)

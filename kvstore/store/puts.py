@@ -1,0 +1,254 @@
+"""The write path: room, bytes, commit, and the wait for durability where it is asked for."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from kvstore.block import BlockPut, Buffer, Durability, PutOutcome
+from kvstore.errors import InvalidRequest, WrongSectionSize
+from kvstore.migration.tickets import Ticket
+from kvstore.migration.workers import Filling, Lane, as_bytes, fill_frame
+from kvstore.namespace import Layout
+from kvstore.store.driver import Driver
+from kvstore.store.reservations import Draft, Incoming
+from kvstore.store.types import ReservationGrant
+from kvstore.tiers.base import SlotTier
+from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, Kind, layout_sections
+
+_PUT_DRAM_FRACTION = 4
+
+
+class Puts:
+    """See the module."""
+
+    def __init__(self, driver: Driver, dram: SlotTier) -> None:
+        self._driver, self._dram = driver, dram
+        self._reservations = driver.core.reservations
+        self._copies: dict[int, set[asyncio.Task[None]]] = {}
+
+    # reserve
+
+    async def reserve(
+        self, namespace_id: bytes, blocks: Sequence[tuple[bytes, bytes]], ttl_s: float | None
+    ) -> ReservationGrant:
+        """See `Engine.reserve`."""
+        self._reservations.rights.clamp_ttl(ttl_s)
+        self._reservations.check(namespace_id, blocks)
+        draft = await self._draft(namespace_id, blocks, set())
+        reservation_id, ttl_s = self._reservations.grant(draft, self._driver.now_s(), ttl_s)
+        return ReservationGrant(reservation_id, tuple(draft.outcomes), ttl_s)
+
+    async def _draft(
+        self, namespace_id: bytes, blocks: Sequence[tuple[bytes, bytes]], refused: set[bytes]
+    ) -> Draft:
+        """Room for as many blocks as can be had, waiting for it a while."""
+        reservations, driver = self._reservations, self._driver
+        draft = reservations.begin(namespace_id, [key for key, _ in blocks], refused)
+        deadline = driver.deadline(driver.config.limits.room_wait_s_max)
+        try:
+            for _, parent in blocks:
+                while not reservations.reserve_next(draft, parent, driver.clock.wall_s()):
+                    driver.pump()
+                    if not reservations.may_get_room() or not await driver.changed(deadline):
+                        reservations.refuse_next(draft)
+                        break
+        except BaseException:
+            reservations.abandon(draft)
+            driver.pump()
+            raise
+        return draft
+
+    # write
+
+    async def write(
+        self,
+        reservation_id: int,
+        key: bytes,
+        sections: Sequence[Buffer],
+        checksums: Sequence[bytes] | None,
+    ) -> None:
+        """See `Engine.write`."""
+        now_s = self._driver.now_s()
+        draft = self._reservations.rights.get(reservation_id, now_s).held
+        layout = self._driver.core.namespaces.layout(draft.number)
+        check_sections(layout, sections, checksums)
+        incoming = self._reservations.start_copy(reservation_id, key, now_s)
+        work = [(incoming, self._filling(draft, incoming, layout, sections, checksums))]
+        # in a task of its own: the slot is in use until the copy is over, whoever has gone by then
+        task = self._driver.loop.create_task(self._copy(work))
+        self._copies.setdefault(reservation_id, set()).add(task)
+        task.add_done_callback(partial(self._copied, reservation_id))
+        await asyncio.shield(task)
+
+    def _copied(self, reservation_id: int, task: "asyncio.Task[None]") -> None:
+        copies = self._copies[reservation_id]
+        copies.discard(task)
+        if not copies:
+            del self._copies[reservation_id]
+
+    def _filling(
+        self,
+        draft: Draft,
+        incoming: Incoming,
+        layout: Layout,
+        sections: Sequence[Buffer],
+        checksums: Sequence[bytes] | None,
+    ) -> Filling:
+        header = FrameHeader(
+            kind=Kind.BLOCK,
+            key=incoming.key,
+            namespace_id=draft.namespace_id,
+            parent=incoming.parent,
+            depth=incoming.depth,
+            created_wall_s=incoming.reserved_wall_s,
+            codec=Codec.RAW,
+            sections=layout_sections(
+                layout.section_bytes, [bytes(CHECKSUM_BYTES)] * len(layout.section_bytes)
+            ),
+        )
+        return Filling(self._dram.view(incoming.slot), header, sections, checksums or ())
+
+    async def _copy(self, work: Sequence[tuple[Incoming, Filling]]) -> None:
+        """Fill slots in parallel; whatever happens, their copies end."""
+        parts = self._driver.config.migration.verify_workers
+        step = -(-len(work) // parts)
+        pieces = [work[at : at + step] for at in range(0, len(work), step)]
+        results = await asyncio.gather(
+            *(
+                self._driver.workers.run(Lane.BYTES, partial(_fill_all, [f for _, f in piece]))
+                for piece in pieces
+            ),
+            return_exceptions=True,
+        )
+        error = None
+        for piece, result in zip(pieces, results, strict=True):
+            if isinstance(result, BaseException):
+                error, result = result, [False] * len(piece)
+            for (incoming, _), right in zip(piece, result, strict=True):
+                self._reservations.end_copy(incoming, right)
+        self._driver.pump()
+        if error is not None:
+            raise error
+
+    # commit
+
+    async def commit(self, reservation_id: int, durability: Durability) -> list[PutOutcome]:
+        """See `Engine.commit`."""
+        self._check_durability(durability)
+        if copies := set(self._copies.get(reservation_id, ())):
+            await asyncio.wait(copies)
+        outcomes, ticket = self._commit(reservation_id)
+        await self._settle([ticket], durability)
+        return outcomes
+
+    def _commit(self, reservation_id: int) -> tuple[list[PutOutcome], Ticket]:
+        """Outcomes, and a ticket for all of them that are there; opened before anything else can
+        happen to them."""
+        draft = self._reservations.commit(reservation_id, self._driver.now_s())
+        ticket = self._reservations.ticket(draft)
+        self._driver.pump()
+        return draft.outcomes, ticket
+
+    async def _settle(self, tickets: Sequence[Ticket], durability: Durability) -> None:
+        if durability is Durability.DURABLE:
+            await self._driver.durable(tickets, self._driver.config.limits.disk_wait_s_max)
+        else:
+            for ticket in tickets:
+                self._driver.core.residency.tickets.close(ticket)
+
+    def _check_durability(self, durability: Durability) -> None:
+        ssd = self._driver.config.ssd
+        if durability is not Durability.DURABLE:
+            return
+        if self._driver.core.lane is None or ssd is None:
+            raise InvalidRequest("this store has no ssd tier; put with durability ACCEPTED")
+        if not ssd.sync:
+            raise InvalidRequest("ssd.sync is off, nothing is durable; put with ACCEPTED")
+
+    def abort(self, reservation_id: int) -> None:
+        """See `Engine.abort`."""
+        self._reservations.abort(reservation_id)
+        self._driver.pump()
+
+    # all in one
+
+    async def put(
+        self, namespace_id: bytes, blocks: Sequence[BlockPut], durability: Durability
+    ) -> list[PutOutcome]:
+        """See `Engine.put`."""
+        self._check_durability(durability)
+        names = [(block.key, block.parent) for block in blocks]
+        self._reservations.check(namespace_id, names)
+        core = self._driver.core
+        number = core.namespaces.number(namespace_id)
+        layout = core.namespaces.layout(number)
+        for block in blocks:
+            check_sections(layout, block.sections, block.checksums)
+        step = self._blocks_at_once(core.namespaces.frame_bytes(number))
+        outcomes: list[PutOutcome] = []
+        tickets: list[Ticket] = []
+        refused: set[bytes] = set()
+        try:
+            for at in range(0, len(blocks), step):
+                draft = await self._draft(namespace_id, names[at : at + step], refused)
+                tickets.append(await self._fill(draft, blocks[at : at + step], layout))
+                outcomes += draft.outcomes
+        except BaseException:
+            await self._settle(tickets, Durability.ACCEPTED)
+            raise
+        await self._settle(tickets, durability)
+        return outcomes
+
+    def _blocks_at_once(self, frame_bytes: int) -> int:
+        """As many as leave DRAM room for others, and write-back something to do meanwhile."""
+        size = min(
+            self._dram.budget_bytes // _PUT_DRAM_FRACTION,
+            self._driver.config.migration.write_back_bytes_max // 2,
+        )
+        return max(1, size // frame_bytes)
+
+    async def _fill(self, draft: Draft, blocks: Sequence[BlockPut], layout: Layout) -> Ticket:
+        """Copy and commit what the draft reserved."""
+        reservation_id, _ = self._reservations.grant(draft, self._driver.now_s(), None)
+        if not reservation_id:
+            return self._reservations.ticket(draft)
+        work = []
+        for incoming in draft.blocks.values():
+            block = blocks[incoming.place]
+            self._reservations.start_copy(reservation_id, incoming.key, self._driver.now_s())
+            filling = self._filling(draft, incoming, layout, block.sections, block.checksums)
+            work.append((incoming, filling))
+        try:
+            await asyncio.shield(self._driver.loop.create_task(self._copy(work)))
+        except BaseException:
+            self.abort(reservation_id)
+            raise
+        return self._commit(reservation_id)[1]
+
+
+def check_sections(
+    layout: Layout, sections: Sequence[Buffer], checksums: Sequence[bytes] | None
+) -> None:
+    """Raise `WrongSectionSize` where buffers do not fit the layout, `InvalidRequest` where they or
+    their checksums are of the wrong kind."""
+    expected = layout.section_bytes
+    if len(sections) != len(expected):
+        raise WrongSectionSize(f"a block has {len(expected)} sections, not {len(sections)}")
+    for i, (section, size) in enumerate(zip(sections, expected, strict=True)):
+        try:
+            given = as_bytes(section).size
+        except (TypeError, ValueError, BufferError) as e:
+            raise InvalidRequest(f"section {i} is no contiguous buffer: {e}") from e
+        if given != size:
+            spec = layout.sections[i]
+            raise WrongSectionSize(
+                f"section {i} (layer {spec.layer}, {spec.role}) has {size} B, not {given}"
+            )
+    if checksums and (
+        len(checksums) != len(expected) or any(len(c) != CHECKSUM_BYTES for c in checksums)
+    ):
+        raise InvalidRequest(f"checksums are {len(expected)} digests of {CHECKSUM_BYTES} B")
+
+
+def _fill_all(work: Sequence[Filling]) -> list[bool]:
+    return [fill_frame(filling) for filling in work]

@@ -1,0 +1,197 @@
+"""The read path: lease, frames from the fastest tier, checksums, and what comes of a wrong one."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from kvstore.block import Outcome, Tier
+from kvstore.errors import InvalidRequest, MessageTooLarge
+from kvstore.index import READY
+from kvstore.migration.workers import Lane, check_frame
+from kvstore.namespace import Layout
+from kvstore.store.driver import Driver
+from kvstore.store.loads import Frame, Loads, Waiter
+from kvstore.store.types import BlockFrames
+from kvstore.tiers.frame import FrameError, Section
+
+Checked = tuple[Section, ...] | FrameError
+
+
+class Reads:
+    """See the module."""
+
+    def __init__(self, driver: Driver, loads: Loads) -> None:
+        self._driver, self._loads = driver, loads
+
+    async def read(
+        self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None, verify: bool
+    ) -> list[BlockFrames]:
+        """See `Engine.read`."""
+        core = self._driver.core
+        number, rows = core.rows_to_read(lease_id, keys, self._driver.now_s())
+        layout = core.namespaces.layout(number)
+        wanted = self._wanted(layout, sections)
+        self._check_size(layout, wanted, len(keys))
+        pinned = [row for row in rows if row is not None]
+        core.residency.pin(pinned)
+        try:
+            frames = await self._fetch(rows)
+            try:
+                checked = await self._check(keys, frames, layout, wanted, verify)
+            except BaseException:
+                _release(frames)
+                raise
+            return [self._result(*each) for each in zip(keys, rows, frames, checked, strict=True)]
+        finally:
+            core.residency.unpin(pinned)
+            self._driver.pump()
+
+    def _wanted(self, layout: Layout, sections: Sequence[int] | None) -> list[int]:
+        most = len(layout.sections)
+        wanted = list(range(most)) if sections is None else list(sections)
+        wrong = [i for i in wanted if not 0 <= i < most]
+        if wrong:
+            raise InvalidRequest(f"section {wrong[0]} is none of the layout's {most} sections")
+        return wanted
+
+    def _check_size(self, layout: Layout, wanted: Sequence[int], blocks: int) -> None:
+        size = blocks * sum(layout.section_bytes[i] for i in wanted)
+        limit = self._driver.config.limits.read_bytes_max
+        if size > limit:
+            raise MessageTooLarge(
+                f"{blocks} blocks have {size} B, and one read gives {limit} B "
+                "(limits.read_bytes_max); read in parts"
+            )
+
+    # frames
+
+    async def _fetch(self, rows: Sequence[int | None]) -> list[Frame | None]:
+        """A frame per row, in use for this reader; None for a miss."""
+        core = self._driver.core
+        frames: list[Frame | None] = [None] * len(rows)
+        to_load: list[int] = []
+        for i, row in enumerate(rows):
+            if row is None:
+                continue
+            if core.index.tiers[row] & Tier.DRAM:
+                frames[i] = self._loads.in_slot(core.residency.slot_of(row))
+            else:
+                to_load.append(i)
+        if to_load:
+            waiters = self._loads.request([row for i in to_load if (row := rows[i]) is not None])
+            try:
+                loaded = await self._wait(waiters)
+            except BaseException:
+                _release(frames)
+                raise
+            for i, frame in zip(to_load, loaded, strict=True):
+                frames[i] = frame
+        return frames
+
+    async def _wait(self, waiters: list[Waiter]) -> list[Frame | None]:
+        try:
+            await asyncio.wait(waiters, timeout=self._driver.config.limits.disk_wait_s_max)
+        except BaseException:
+            _give_up(waiters)
+            raise
+        failed = [w for w in waiters if w.done() and w.exception() is not None]
+        if failed:
+            _give_up(waiters)
+            raise failed[0].exception() or AssertionError
+        late = [not waiter.done() and waiter.cancel() for waiter in waiters]
+        return [
+            None if lost else waiter.result() for lost, waiter in zip(late, waiters, strict=True)
+        ]
+
+    # checksums
+
+    async def _check(
+        self,
+        keys: Sequence[bytes],
+        frames: Sequence[Frame | None],
+        layout: Layout,
+        wanted: Sequence[int],
+        verify: bool,
+    ) -> list[Checked | None]:
+        tasks = [
+            partial(
+                check_frame,
+                frame.view,
+                key,
+                layout.section_bytes,
+                wanted,
+                verify and not frame.verified,
+            )
+            for key, frame in zip(keys, frames, strict=True)
+            if frame is not None
+        ]
+        if not tasks:
+            return [None] * len(frames)
+        parts = self._driver.config.migration.verify_workers
+        step = -(-len(tasks) // parts)
+        began = time.perf_counter()
+        results = await asyncio.gather(
+            *(
+                self._driver.workers.run(Lane.BYTES, partial(_run_all, tasks[at : at + step]))
+                for at in range(0, len(tasks), step)
+            )
+        )
+        from_dram = sum(frame is not None and not frame.verified for frame in frames)
+        if verify and from_dram:
+            size = from_dram * sum(layout.section_bytes[i] for i in wanted)
+            self._driver.observe(Tier.DRAM, size, time.perf_counter() - began)
+        checked = iter([result for part in results for result in part])
+        return [None if frame is None else next(checked) for frame in frames]
+
+    def _result(
+        self, key: bytes, row: int | None, frame: Frame | None, checked: Checked | None
+    ) -> BlockFrames:
+        metrics = self._driver.core.metrics
+        if frame is None or checked is None:
+            metrics.add("read_miss_blocks")
+            return BlockFrames(key, Outcome.MISS)
+        if isinstance(checked, FrameError):
+            frame.release()
+            if row is not None:
+                self.quarantine(row, frame, checked)
+            metrics.add("read_miss_blocks")
+            return BlockFrames(key, Outcome.MISS)
+        metrics.add("read_ssd_blocks" if frame.tier is Tier.SSD else "read_dram_blocks")
+        metrics.add("read_payload_bytes", sum(s.length for s in checked))
+        view = frame.view.toreadonly()
+        return BlockFrames(
+            key=key,
+            outcome=Outcome.HIT,
+            tier=frame.tier,
+            sections=tuple([view[s.offset : s.offset + s.length] for s in checked]),
+            checksums=tuple([s.checksum for s in checked]),
+            _release=frame.release,
+        )
+
+    def quarantine(self, row: int, frame: Frame, why: FrameError) -> None:
+        """What lies in `frame` is wrong: the copies that it is of go, as far as they are still the
+        row's. The row is pinned."""
+        r, index = self._driver.core.residency, self._driver.core.index
+        if index.state[row] != READY:
+            return
+        if index.tiers[row] & Tier.DRAM and r.slot_of(row) == frame.slot:
+            r.quarantine(row, Tier.DRAM, why)
+        if frame.tier is Tier.SSD and index.tiers[row] & Tier.SSD:
+            r.quarantine(row, Tier.SSD, why)
+
+
+def _run_all(tasks: Sequence["partial[tuple[Section, ...] | FrameError]"]) -> list[Checked]:
+    return [task() for task in tasks]
+
+
+def _release(frames: Sequence[Frame | None]) -> None:
+    for frame in frames:
+        if frame is not None:
+            frame.release()
+
+
+def _give_up(waiters: Sequence[Waiter]) -> None:
+    for waiter in waiters:
+        if not waiter.cancel() and not waiter.cancelled() and waiter.exception() is None:
+            _release([waiter.result()])
