@@ -148,17 +148,17 @@ class Model:
         """Run a prompt whose first `hit_tokens` positions' global rows were loaded into the cache.
 
         Encoder bounded replay (ds41f §5): [hit_tokens − W, hit_tokens) again, then the rest.
-        `token_ids`: the whole prompt; `image_embeddings`: of all its image tokens. Logits of the
-        last position, float32 [vocab]. Rows that were loaded are read, never written; loaded rows
-        behind the hit are dropped.
+        `token_ids`: the whole prompt; `image_embeddings`: of its image tokens from hit_tokens − W
+        on, the only ones that run. Logits of the last position, float32 [vocab]. Rows that were
+        loaded are read, never written; loaded rows behind the hit are dropped.
 
         Raises `InputError` where the hit is no longer than the window, not a multiple of the
         compression ratios, longer than what was loaded, or leaves no token to compute.
         """
         options = RunOptions(chunk_tokens, image_embeddings, on_chunk, None)
         ids = self._checked(token_ids, 0)
-        self._check_images(ids, image_embeddings)
         plan = plan_resume(mode, hit_tokens, len(ids), self.config.window)
+        self._check_images(ids[plan.start :], image_embeddings)
         if cache.length or hit_tokens % self.config.group_tokens:
             raise InputError(
                 f"a hit of {hit_tokens} tokens can't be taken up by a cache of {cache.length} "

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model_adapter.config import VisionConfig
+from model_adapter.config import ModelConfig, VisionConfig
+from model_adapter.errors import ImageError
 from model_adapter.vision.aligner import Aligner
 from model_adapter.vision.image_processor import ImagePatches
 from model_adapter.vision.span import PlacedImage, TokenType, span_types
 from model_adapter.vision.tower import GetWeight, VisionTower
+from model_adapter.weights import Weights
 
 IMAGES_KEPT_MAX_DEFAULT = 16
 _MARKS = {
@@ -54,6 +56,13 @@ class VisionEncoder:
         self._aligner = Aligner(config.downsample, weight, dtype)
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
 
+    @classmethod
+    def of(cls, config: ModelConfig, weights: Weights) -> "VisionEncoder":
+        """The encoder of a model. Raises `ImageError` where the model has none."""
+        if config.vision is None or config.image_token is None:
+            raise ImageError("this checkpoint has no vision part: send text only")
+        return cls(config.vision, weights.vector, weights.dtype)
+
     @torch.inference_mode()
     def embed(self, image: ImagePatches) -> Tensor:
         """The embeddings of an image's whole span, `[grid.span_tokens, text hidden]`."""
@@ -79,7 +88,8 @@ class VisionEncoder:
     def rows(self, images: Sequence[PlacedImage], start: int, stop: int) -> ImageRows | None:
         """What `images` put into positions `[start, stop)`; None where they put nothing.
 
-        Only the images that reach into the range are embedded.
+        Only the images that reach into the range are embedded. `rows` is what `Model.prefill` takes
+        as `image_embeddings` for the tokens of that range.
         """
         mask = torch.zeros(stop - start, dtype=torch.bool)
         parts = []
