@@ -70,7 +70,10 @@ def open_directory(files: FileSystem, path: Path, created_wall_s: float) -> Dire
     `StoreFormatError` (unknown version; a directory that is no store and not empty; nothing left
     that says which store it is; damaged secret) and `OSError`.
     """
+    missing = [p for p in (path, *path.parents) if not files.exists(p)]
     files.mkdir(path)
+    for made in missing:
+        files.fsync_dir(made.parent)
     _check_foreign(files, path)
     lock = files.lock(path / "LOCK")
     try:

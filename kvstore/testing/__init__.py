@@ -1,0 +1,1 @@
+"""Contract suites, a simulated disk and a simulated clock, for our tests and for others' tiers."""

@@ -1,0 +1,206 @@
+"""The log when the disk fails: full, broken, read-only, gone; simulated and for real."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.config import SsdConfig
+from kvstore.errors import DiskError
+from kvstore.testing.disk import SimDisk, fail_next, no_fault
+from kvstore.testing.tiers import (
+    DESCRIPTOR,
+    NAMESPACE_ID,
+    key_of,
+    load,
+    make_frame,
+    rows,
+    store,
+)
+from kvstore.tiers.base import PAGE_BYTES, Recovered, WriteItem
+from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd.files import OsFileSystem
+
+CONFIG = SsdConfig(budget_bytes=1 << 20, segment_bytes=64 << 10, free_floor_bytes=0)
+
+
+def open_sim(disk: SimDisk, config: SsdConfig = CONFIG) -> tuple[SsdTier, Recovered]:
+    return SsdTier.open(Path("/store"), config, files=disk, open_index=disk.open_index)
+
+
+def fill(tier: SsdTier) -> int:
+    """Store frames one by one until there is no room; how many there were."""
+    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    for i in range(1000):
+        location = tier.place(PAGE_BYTES)
+        if location is None:
+            return i
+        item = WriteItem(location, key_of(i), number, make_frame(key_of(i)))
+        assert tier.write_batch([item]) == [None]
+    raise AssertionError("the disk never filled")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize(
+    ("what", "name"), [("pwrite", ".seg"), ("fdatasync", ".seg"), ("commit", ""), ("open", ".seg")]
+)
+def test_a_failed_batch_holds_nothing_and_costs_nothing_else(
+    what: str, name: str, code: int
+) -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    (kept,) = store(tier, [make_frame(key_of("kept"))])
+    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    live = tier.live_bytes
+    frames = [make_frame(key_of(i)) for i in range(20)]
+    items = []
+    for i, frame in enumerate(frames):
+        location = tier.place(len(frame))
+        assert location is not None
+        items.append(WriteItem(location, key_of(i), number, frame))
+    disk.before = fail_next(what, code, name=name)
+    with pytest.raises(DiskError, match=errno.errorcode[code]):
+        tier.write_batch(items, removes=[kept.key])
+    assert tier.live_bytes == live
+    tier.check_integrity()
+    disk.before = no_fault
+    assert load(tier, kept.location, kept.length) == kept.frame
+    stored = store(tier, frames)
+    for s in stored:
+        assert load(tier, s.location, s.length) == s.frame
+    tier.close()
+    tier, recovered = open_sim(disk)
+    assert rows(recovered) == {s.key: (s.location, s.length) for s in [kept, *stored]}
+    tier.close()
+
+
+def test_a_segment_whose_sync_failed_takes_no_more_frames() -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    (a,) = store(tier, [make_frame(key_of("a"))])
+    disk.before = fail_next("fdatasync", errno.EIO)
+    with pytest.raises(DiskError, match=r"EIO.*kernel log"):
+        store(tier, [make_frame(key_of("b"))])
+    (c,) = store(tier, [make_frame(key_of("c"))])
+    assert c.location.segment > a.location.segment
+    assert tier.victim_segment() == a.location.segment
+
+
+def test_a_read_error_is_its_own_items_only() -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    (a,) = store(tier, [make_frame(key_of("a"))])
+    disk.before = fail_next("preadv", errno.EIO, name=".seg")
+    with pytest.raises(DiskError, match=r"reading /store/segments/00000001\.seg failed.*EIO"):
+        load(tier, a.location, a.length)
+    assert load(tier, a.location, a.length) == a.frame
+
+
+def test_a_full_disk_is_a_clear_error_and_room_lets_it_go_on() -> None:
+    disk = SimDisk(capacity_bytes=150_000)
+    tier, _ = open_sim(disk)
+    assert fill(tier) > 10
+    disk.capacity_bytes = 1 << 30
+    assert tier.place(PAGE_BYTES) is None
+    tier.refresh()
+    store(tier, [make_frame(key_of("more"))])
+
+
+def test_a_disk_that_others_filled_is_enospc_with_advice() -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    tier.place(PAGE_BYTES)
+    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    location = tier.place(PAGE_BYTES)
+    assert location is not None
+    disk.capacity_bytes = 0
+    with pytest.raises(DiskError, match=r"ENOSPC.*free some space"):
+        tier.write_batch([WriteItem(location, key_of(1), number, make_frame(key_of(1)))])
+
+
+def test_the_free_floor_is_not_crossed() -> None:
+    config = CONFIG.model_copy(update={"free_floor_bytes": 500_000})
+    disk = SimDisk(capacity_bytes=800_000)
+    tier, _ = open_sim(disk, config)
+    assert fill(tier) > 10
+    assert 500_000 <= disk.free_bytes(Path("/store")) < 550_000
+
+
+def test_a_full_disk_at_the_start_is_a_clear_error() -> None:
+    with pytest.raises(DiskError, match=r"opening the store in /store failed.*ENOSPC.*free some"):
+        open_sim(SimDisk(capacity_bytes=0))
+
+
+def test_a_failed_open_leaves_the_lock_free() -> None:
+    disk = SimDisk()
+    open_sim(disk)[0].close()
+    disk.before = fail_next("open_index", errno.EIO)
+    with pytest.raises(DiskError, match="EIO"):
+        open_sim(disk)
+    open_sim(disk)[0].close()
+
+
+def test_the_kernel_says_enospc_and_the_log_goes_on(tmp_path: Path) -> None:
+    """The real path of a full disk, made with a limit on file size."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from kvstore.config import SsdConfig; from kvstore.errors import DiskError\n"
+        "from kvstore.tiers.ssd import SsdTier\n"
+        "from kvstore.testing.tiers import *\n"
+        "c = SsdConfig(budget_bytes=1 << 22, segment_bytes=1 << 20, free_floor_bytes=0)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "tier, _ = SsdTier.open(Path(sys.argv[1]), c)\n"
+        "kept = store(tier, [make_frame(key_of('kept'))])[0]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 1 << 30))\n"
+        "try:\n"
+        "    store(tier, [make_frame(key_of(i), (9000,)) for i in range(20)])\n"
+        "    raise SystemExit('no error')\n"
+        "except DiskError as e:\n"
+        "    assert 'EFBIG' in str(e), e\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))\n"
+        "assert load(tier, kept.location, kept.length) == kept.frame\n"
+        "more = store(tier, [make_frame(key_of(i)) for i in range(20)])\n"
+        "tier.check_integrity(); tier.close()\n"
+        "tier, r = SsdTier.open(Path(sys.argv[1]), c)\n"
+        "assert len(r.keys) == 21, len(r.keys)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True)
+
+
+def test_lmdb_recovers_from_a_commit_that_found_no_room(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"index_map_bytes_max": 1 << 20, "budget_bytes": 1 << 30})
+    tier, _ = SsdTier.open(tmp_path, config)
+    (kept,) = store(tier, [make_frame(key_of("kept"))])
+    descriptor = b"x" * 600_000
+    tier.put_namespace(key_of(1), descriptor)
+    with pytest.raises(DiskError, match=r"index\.lmdb.*ENOSPC"):
+        tier.put_namespace(key_of(2), descriptor)
+    assert load(tier, kept.location, kept.length) == kept.frame
+    (more,) = store(tier, [make_frame(key_of("more"))])
+    tier.close()
+    tier, recovered = SsdTier.open(tmp_path, config)
+    assert {kept.key, more.key} == set(recovered.keys)
+    tier.close()
+
+
+def test_reads_go_on_while_segments_are_dropped(tmp_path: Path) -> None:
+    tier, _ = SsdTier.open(tmp_path, CONFIG)
+    stored = store(tier, [make_frame(key_of(i)) for i in range(16)])
+    first = [s for s in stored if s.location.segment == 1]
+    tier.remove([s.key for s in first])
+    for s in first:
+        tier.mark_dead(s.location, s.length)
+    with tier._segments.use(1) as handle:
+        tier.drop_segment(1)
+        buffer = memoryview(bytearray(PAGE_BYTES))
+        assert os.fstat(handle).st_nlink == 0
+        assert OsFileSystem().size(handle) > 0
+        del buffer
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+    with pytest.raises(DiskError, match="ENOENT"):
+        load(tier, first[0].location, PAGE_BYTES)
+    tier.close()
