@@ -9,7 +9,7 @@ from kernels.arrays import Records, Values
 from kernels.layout import RecordKind, record_kind
 
 try:
-    from kernels import _records
+    import kernels._records as _records
 except ImportError as error:
     _extension_error: ImportError | None = error
 else:

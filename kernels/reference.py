@@ -137,7 +137,7 @@ def _to_bfloat16(x: _Floats) -> npt.NDArray[np.uint16]:
 
 def quantize_into(kind: RecordKind, x: Values, out: Records) -> None:
     """Fill the records [..., record bytes] from x [..., D]; both as `arrays` has checked them."""
-    grouped = _to_float32(x).reshape(*x.shape[:-1], -1, kind.group)
+    grouped = _to_float32(x).reshape(*x.shape[:-1], x.shape[-1] // kind.group, kind.group)
     amax = np.abs(grouped).max(axis=-1)
     no_number = np.isnan(amax)
     finite = np.clip(np.where(no_number, np.float32(0), amax), None, np.finfo(np.float32).max)

@@ -323,7 +323,7 @@ struct Avx2Span {
             PortableSpan<Kind, Value>::quantize(values, codes, scales, groups);
             return;
         }
-        // The last lanes may belong to no group: they must hold a number.
+        // The last lanes may belong to no group; nothing uses what comes of them.
         for (size_t g = groups; g % avx2::kLanes != 0; ++g) amax[g] = 0;
         for (size_t g = 0; g < groups; g += avx2::kLanes)
             group_scales(amax + g, factor + g, scales + g,

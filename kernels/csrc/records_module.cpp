@@ -49,6 +49,9 @@ constexpr Kind kind(const char* name) {
 
 const Kind kKinds[] = {kind<KvNvfp4>("nvfp4"), kind<KvMxfp4>("mxfp4"), kind<KvFp8>("fp8")};
 
+// So that a row's bytes can't overflow.
+constexpr Py_ssize_t kChannelsMax = PY_SSIZE_T_MAX / 16;
+
 bool has_avx2() {
 #if defined(RECORDS_HAVE_AVX2)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
@@ -119,9 +122,10 @@ bool overlap(const Buffer& a, const Buffer& b) {
 // The number of rows, or -1 with an exception.
 Py_ssize_t count_rows(const Kind& kind, const Buffer& values, const Buffer& records,
                       Py_ssize_t channels) {
-    if (channels <= 0 || channels % kind.group != 0) {
-        PyErr_Format(PyExc_ValueError, "%zd channels; %s needs a positive multiple of %zd",
-                     channels, kind.name, kind.group);
+    if (channels <= 0 || channels % kind.group != 0 || channels > kChannelsMax) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zd channels; %s needs a positive multiple of %zd, at most %zd", channels,
+                     kind.name, kind.group, kChannelsMax);
         return -1;
     }
     if (values.itemsize() != 4 && values.itemsize() != 2) {
