@@ -20,8 +20,6 @@ from kvstore.namespace import DIGEST_BYTES
 
 EXIT_WRONG = 1
 DEADLINE_S_DEFAULT = 30.0
-OFFLINE_BUDGET_BYTES = 1 << 60
-"""Looking at a directory without its daemon's settings must never evict from it."""
 
 StoreOption = Annotated[
     str,
@@ -44,7 +42,7 @@ def _offline_settings(directory: Path) -> dict[str, Any]:
         raise UnsupportedURL(f"file://{directory}: there is no such directory, so no store in it")
     if not (directory / "FORMAT").exists():
         raise UnsupportedURL(f"file://{directory}: the directory holds no store (no FORMAT file)")
-    return {"ssd": {"budget_bytes": OFFLINE_BUDGET_BYTES, "free_floor_bytes": 0}}
+    return {"ssd": {"budget_bytes": output.UNBOUNDED_BYTES, "free_floor_bytes": 0}}
 
 
 @contextmanager
@@ -147,8 +145,9 @@ def evict(
     """Drop blocks, leaf first. Blocks under a lease stay."""
     namespace_id = _hex(namespace, "namespace")
     keys = [_hex(text, "key") for text in key or ()]
+    only = _tier(tier)
     if namespace_id is None and not everything:
         raise InvalidRequest("name a --namespace, or say --all to evict from every one")
     with _store(store, deadline_s) as client:
-        gone = client.evict(namespace_id, [k for k in keys if k] or None, _tier(tier))
+        gone = client.evict(namespace_id, [k for k in keys if k] or None, only)
     print(f"{gone} blocks evicted")

@@ -1,15 +1,16 @@
 """How the commands print what they found: tables for people, JSON for programs."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.block import Tier
-from kvstore.store.types import BlockInfo, Stat, VerifyReport
+from kvstore.block import PutOutcome, Tier, TierCost
+from kvstore.store.types import BlockInfo, Stat, TierStat, VerifyReport
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FOUND = {
@@ -19,7 +20,9 @@ _FOUND = {
     "pending": "pending",
     "miss": "miss",
 }
-_KEY_CHARS = 16
+_ID_CHARS = 16
+UNBOUNDED_BYTES = 1 << 60
+"""A budget that says: whatever is there. Looking at a directory must never evict from it."""
 
 
 def tier_name(tier: Tier) -> str:
@@ -56,11 +59,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def _tier_json(t: TierStat) -> dict[str, Any]:
+    measured = asdict(t.cost) if _measured(t.cost) else None
+    return {**{k: v for k, v in asdict(t).items() if k != "tier"}, "cost": measured}
+
+
 def stat_json(stat: Stat) -> dict[str, Any]:
-    """`Stat` with tiers by name and the lookups' shares beside their counts."""
-    tiers = {
-        tier_name(t.tier): {k: v for k, v in asdict(t).items() if k != "tier"} for t in stat.tiers
-    }
+    """`Stat` with tiers by name, null for a cost not yet measured, and the lookups' shares."""
+    tiers = {tier_name(t.tier): _tier_json(t) for t in stat.tiers}
     shares = shares_percent(stat.lookup_blocks)
     return {**asdict(stat), "tiers": tiers, "lookup_percent": shares}
 
@@ -82,6 +88,11 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
     }
 
 
+def _ordered(counts: Collection[str], order: Iterable[str]) -> list[str]:
+    known = [name for name in order if name in counts]
+    return known + sorted(set(counts) - set(known))
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(columns):
@@ -89,18 +100,28 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _measured(cost: TierCost) -> bool:
+    return math.isfinite(cost.bytes_per_s)
+
+
+def _cost(cost: TierCost) -> str:
+    if not _measured(cost):
+        return "not measured"
+    return f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs"
+
+
 def _print_tiers(console: Console, stat: Stat) -> None:
     table = _table("tier", "blocks", "payload", "used", "budget", "full", "read", "state")
     for t in stat.tiers:
-        cost = t.cost
+        bounded = 0 < t.budget_bytes < UNBOUNDED_BYTES
         table.add_row(
             tier_name(t.tier),
             f"{t.objects:,}",
             human_bytes(t.payload_bytes),
             human_bytes(t.used_bytes),
-            human_bytes(t.budget_bytes),
-            f"{100 * t.used_bytes / t.budget_bytes:.1f} %" if t.budget_bytes else "-",
-            f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs",
+            human_bytes(t.budget_bytes) if bounded else "no limit",
+            f"{100 * t.used_bytes / t.budget_bytes:.1f} %" if bounded else "-",
+            _cost(t.cost),
             "accepting" if t.accepting else "refusing",
         )
     console.print(table)
@@ -109,7 +130,8 @@ def _print_tiers(console: Console, stat: Stat) -> None:
 def _print_lookups(console: Console, stat: Stat) -> None:
     table = _table("lookups", "keys", "share")
     shares = shares_percent(stat.lookup_blocks)
-    for name, n in stat.lookup_blocks.items():
+    for name in _ordered(stat.lookup_blocks, _FOUND):
+        n = stat.lookup_blocks[name]
         table.add_row(_FOUND.get(name, name), f"{n:,}", f"{shares[name]:.1f} %")
     table.add_row("all", f"{sum(stat.lookup_blocks.values()):,}", f"{sum(shares.values()):.1f} %")
     console.print(table)
@@ -122,8 +144,8 @@ def print_stat(console: Console, stat: Stat) -> None:
     _print_lookups(console, stat)
     console.print()
     puts = _table("puts", "blocks")
-    for name, n in stat.puts.items():
-        puts.add_row(name.lower().replace("_", " "), f"{n:,}")
+    for name in _ordered(stat.puts, (o.name.lower() for o in PutOutcome)):
+        puts.add_row(name.replace("_", " "), f"{stat.puts[name]:,}")
     console.print(puts)
     console.print(
         f"\n{stat.blocks:,} blocks in {stat.namespaces:,} namespaces; "
@@ -142,7 +164,7 @@ def print_ls(console: Console, blocks: Sequence[BlockInfo], limit: int) -> None:
     for b in blocks:
         table.add_row(
             b.key.hex(),
-            b.namespace_id.hex()[:_KEY_CHARS],
+            b.namespace_id.hex()[:_ID_CHARS],
             str(b.depth),
             tier_name(b.residency),
             human_bytes(b.payload_bytes),

@@ -11,6 +11,7 @@ from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Progress, Transport
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
 from kvstore.namespace import Namespace
+from kvstore.server.messages import check_digest, check_digests
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
@@ -148,7 +149,7 @@ class AsyncClient:
         wanted = batching.check_sections(sections, layout)
         sizes = [layout.section_bytes[i] for i in wanted]
         out: list[BlockData] = []
-        per_batch = batching.blocks_per_batch(sizes, self._transport.batch_bytes_max)
+        per_batch = batching.blocks_per_batch(sizes, self._transport.message_bytes_max)
         for part in batching.batches(len(keys), per_batch):
             frames = await self._transport.read(lease.id, keys[part], wanted, self.deadline_s)
             out += [await self._verified(lease.namespace, block, sizes) for block in frames]
@@ -181,10 +182,10 @@ class AsyncClient:
         The whole list is checked before anything is sent; then it goes in batches, and an error on
         the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
         """
-        views = batching.check_blocks(blocks, ns.id, ns.layout)
+        views = batching.check_blocks(blocks, ns.layout)
         outcomes: list[PutOutcome] = []
         per_batch = batching.blocks_per_batch(
-            ns.layout.section_bytes, self._transport.batch_bytes_max
+            ns.layout.section_bytes, self._transport.message_bytes_max
         )
         for part in batching.batches(len(blocks), per_batch):
             batch = [
@@ -210,9 +211,9 @@ class AsyncClient:
         """Make room for blocks, each a key and its parent, and become their writer."""
         if not blocks:
             raise InvalidRequest("no blocks to reserve")
-        for i, (key, parent) in enumerate(blocks):
-            batching.check_digest(key, f"key of block {i}")
-            batching.check_digest(parent, f"parent of block {i}")
+        check_digests([key for key, _ in blocks], "key of block")
+        check_digests([parent for _, parent in blocks], "parent of block")
+        batching.check_order(blocks)
         return await self._in(
             ns, lambda: self._transport.reserve(ns.id, blocks, ttl_s, self.deadline_s)
         )
@@ -225,7 +226,7 @@ class AsyncClient:
         checksums: Sequence[bytes] | None = None,
     ) -> None:
         """Deliver all sections of one reserved block. Raises `ReservationExpired`."""
-        batching.check_digest(key, "key")
+        check_digest(key, "key")
         views = [batching.section_view(section, "write") for section in sections]
         block = batching.with_checksums(BlockPut(key, b"", views, checksums), views)
         await self._transport.write(reservation_id, block, self.deadline_s)
@@ -299,5 +300,5 @@ class AsyncClient:
 
 def _id(ns: NamespaceHandle | bytes | None) -> bytes | None:
     if isinstance(ns, bytes):
-        batching.check_digest(ns, "namespace id")
+        check_digest(ns, "namespace id")
     return ns.id if isinstance(ns, NamespaceHandle) else ns

@@ -7,27 +7,21 @@ import xxhash
 
 from kvstore.block import BlockPut, Buffer
 from kvstore.errors import BlockOutOfOrder, InvalidRequest, MessageTooLarge, WrongSectionSize
-from kvstore.namespace import DIGEST_BYTES, Layout
+from kvstore.namespace import Layout
 from kvstore.server import wire
+from kvstore.server.messages import check_digests
 
 BATCH_BLOCKS_MAX = 4096
-"""Blocks per message, however small they are."""
-
-
-def check_digest(value: object, what: str) -> None:
-    """Raises `InvalidRequest` where `value` is not 32 bytes."""
-    if not isinstance(value, bytes) or len(value) != DIGEST_BYTES:
-        got = f"{len(value)} B" if isinstance(value, bytes) else type(value).__name__
-        raise InvalidRequest(f"{what} must be {DIGEST_BYTES} bytes, not {got}")
+"""Blocks per batch, however small they are."""
+BATCH_BYTES = 16 << 20
+"""Bytes per batch, unless one block is larger: enough to make the cost of a call small."""
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Raises `InvalidRequest` where there is none, or one is not 32 bytes."""
     if not keys:
         raise InvalidRequest("no keys: a prompt shorter than one block has none to ask for")
-    for i, key in enumerate(keys):
-        if not isinstance(key, bytes) or len(key) != DIGEST_BYTES:
-            check_digest(key, f"key {i}")
+    check_digests(keys, "key")
 
 
 def check_sections(sections: Sequence[int] | None, layout: Layout) -> tuple[int, ...]:
@@ -65,9 +59,7 @@ def check_section_bytes(sections: Sequence[Buffer], layout: Layout, where: str) 
     return views
 
 
-def check_blocks(
-    blocks: Sequence[BlockPut], namespace_id: bytes, layout: Layout
-) -> list[list[memoryview]]:
+def check_blocks(blocks: Sequence[BlockPut], layout: Layout) -> list[list[memoryview]]:
     """Check a whole put, so that a wrong block is found before any batch was sent.
 
     Returns the sections as bytes, per block. Raises `WrongSectionSize`, `BlockOutOfOrder`,
@@ -75,10 +67,10 @@ def check_blocks(
     """
     if not blocks:
         raise InvalidRequest("no blocks to put")
+    check_digests([block.key for block in blocks], "key of block")
+    check_digests([block.parent for block in blocks], "parent of block")
     views = []
     for i, block in enumerate(blocks):
-        check_digest(block.key, f"key of block {i}")
-        check_digest(block.parent, f"parent of block {i}")
         views.append(check_section_bytes(block.sections, layout, f"block {i}"))
         if block.checksums is not None:
             check_checksums(block.checksums, layout, f"block {i}")
@@ -119,23 +111,25 @@ def with_checksums(block: BlockPut, views: Sequence[memoryview]) -> BlockPut:
     return replace(block, sections=views, checksums=checksums)
 
 
-def blocks_per_batch(section_bytes: Sequence[int], batch_bytes_max: int) -> int:
-    """How many blocks of these sections one message takes.
+def blocks_per_batch(section_bytes: Sequence[int], message_bytes_max: int | None) -> int:
+    """How many blocks of these sections to send at a time.
 
-    Raises `MessageTooLarge` where it does not take one.
+    Raises `MessageTooLarge` where a message does not take one.
     """
     one = (
         sum(section_bytes)
         + len(section_bytes) * wire.SECTION_OVERHEAD_BYTES
         + wire.BLOCK_OVERHEAD_BYTES
     )
-    fit = (batch_bytes_max - wire.MESSAGE_OVERHEAD_BYTES) // one
-    if fit < 1:
+    if message_bytes_max is None:
+        return min(max(BATCH_BYTES // one, 1), BATCH_BLOCKS_MAX)
+    room = message_bytes_max - wire.MESSAGE_OVERHEAD_BYTES
+    if one > room:
         raise MessageTooLarge(
-            f"one block takes {one} B of a message, of which the store takes {batch_bytes_max} B; "
+            f"one block takes {one} B of a message, and the daemon takes {message_bytes_max} B; "
             "raise server.message_bytes_max, or read fewer sections at a time"
         )
-    return min(fit, BATCH_BLOCKS_MAX)
+    return min(max(min(BATCH_BYTES, room) // one, 1), BATCH_BLOCKS_MAX)
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

@@ -58,7 +58,7 @@ class RemoteTransport:
         self._message_bytes_max = HELLO_BYTES_MAX
 
     @property
-    def batch_bytes_max(self) -> int:
+    def message_bytes_max(self) -> int | None:
         return self._message_bytes_max
 
     async def hello(self, timeout_s: float) -> None:
@@ -178,7 +178,9 @@ class RemoteTransport:
     async def commit(
         self, reservation_id: int, durability: Durability, timeout_s: float
     ) -> list[PutOutcome]:
-        request = pb.CommitRequest(reservation_id=reservation_id, durability=pb.Durability.Name(durability.value))
+        request = pb.CommitRequest(
+            reservation_id=reservation_id, durability=pb.Durability.Name(durability.value)
+        )
         reply = await self._ask("Commit", request, pb.CommitReply, timeout_s)
         return messages.unpack_put_outcomes(reply.outcomes)
 

@@ -31,13 +31,14 @@ class Transport(Protocol):
     passed or as soon as the store is known to be gone. It never waits longer, and the transport
     finds the store again by itself when it comes back.
 
-    `batch_bytes_max`: bound of one `put`, `write` or `read`, overhead of the message included;
-    the caller splits. `put` and `write` get blocks with their checksums set. The sections that
-    `read` returns stay valid as long as they are referenced, and are not verified yet.
+    `message_bytes_max`: bound of one `put`, `write` or `read`, overhead of the message included;
+    the caller splits. None where there are no messages. `put` and `write` get blocks with their
+    checksums set. The sections that `read` returns stay valid as long as they are referenced, and
+    are not verified yet.
     """
 
     @property
-    def batch_bytes_max(self) -> int: ...
+    def message_bytes_max(self) -> int | None: ...
 
     async def open_namespace(self, namespace: Namespace, timeout_s: float) -> bytes: ...
 

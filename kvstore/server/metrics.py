@@ -21,14 +21,15 @@ _TIER_GAUGES = {
     "accepting": "0 while errors keep new blocks out",
 }
 _GAUGES = {
-    "blocks": "Blocks in the index",
+    "blocks": "READY blocks",
     "namespaces": "Open namespaces",
     "leases": "Leases held",
     "reservations": "Reservations held",
     "pinned_blocks": "Blocks under a lease",
     "dirty_blocks": "Blocks not yet on SSD",
-    "write_back_bytes": "Bytes waiting for SSD or being written",
 }
+_LABELLED = ("lookup_", "put_")
+"""Counters that families with a label have already."""
 _log = logging.getLogger(__name__)
 
 
@@ -73,15 +74,18 @@ def _families(stat: Stat) -> Iterator[Metric]:
         yield family
     for name, text in _GAUGES.items():
         yield GaugeMetricFamily(f"kvstore_{name}", text, value=getattr(stat, name))
+    text = "Bytes waiting for SSD or being written"
+    yield GaugeMetricFamily("kvstore_dirty_bytes", text, value=stat.write_back_bytes)
     for name, value in stat.counters.items():
-        yield CounterMetricFamily(f"kvstore_{name}", COUNTERS.get(name, name), value=value)
+        if not name.startswith(_LABELLED):
+            yield CounterMetricFamily(f"kvstore_{name}", COUNTERS.get(name, name), value=value)
     lookups = CounterMetricFamily("kvstore_lookup_blocks", "Keys looked up", labels=("found",))
     for found, value in stat.lookup_blocks.items():
         lookups.add_metric((found,), value)
     yield lookups
     puts = CounterMetricFamily("kvstore_put_blocks", "Blocks put", labels=("outcome",))
     for outcome, value in stat.puts.items():
-        puts.add_metric((outcome.lower(),), value)
+        puts.add_metric((outcome,), value)
     yield puts
 
 

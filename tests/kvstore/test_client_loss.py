@@ -1,0 +1,188 @@
+"""The daemon is lost, stalls, comes back: `Unavailable` in time, then the cache again."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemons import STORE_SETTINGS, Daemon, Door, chain, fresh_namespace, keys_of
+
+from kvstore import Durability, NamespaceHandle, Outcome, PutOutcome, connect
+from kvstore.errors import LeaseExpired, Unavailable, UnknownNamespace
+from kvstore.namespace import namespace_id
+
+STORED = PutOutcome.STORED
+FLAVOURS = ("sync", "async")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(f"unix://{tmp_path}/kv.sock", tmp_path / "store", STORE_SETTINGS)
+    yield daemon.start()
+    daemon.kill()
+
+
+@pytest.fixture(params=FLAVOURS)
+def door(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Door]:
+    door = Door(daemon.url, request.param == "async")
+    yield door
+    door.close()
+
+
+def until_available(door: Door, call: Any) -> Any:
+    """The first answer after the daemon came back; the channel reconnects by itself."""
+    ends_s = time.monotonic() + 20.0
+    while True:
+        try:
+            return door.do(call())
+        except Unavailable:
+            assert time.monotonic() < ends_s
+            time.sleep(0.02)
+
+
+def test_killed_in_mid_call_and_restarted_with_its_cache(daemon: Daemon, door: Door) -> None:
+    ns = door.open()
+    blocks = chain(ns, 10)
+    assert door.do(door.client.put(ns, blocks, Durability.DURABLE)) == [STORED] * 10
+    lease = door.do(door.client.acquire(ns, keys_of(blocks)))
+    pending = chain(ns, 1, seed=1)
+    door.do(door.client.reserve(ns, [(b.key, b.parent) for b in pending]))
+    killer = threading.Timer(0.3, lambda: daemon.signal(signal.SIGKILL))
+    killer.start()
+    started_s = time.monotonic()
+    error = door.fails(lambda: door.client.wait_for(ns, keys_of(pending), 60.0))
+    assert type(error) is Unavailable
+    assert time.monotonic() - started_s < 20.0
+    assert type(door.fails(lambda: door.client.match(ns, keys_of(blocks)))) is Unavailable
+    assert daemon.wait() == -signal.SIGKILL
+    daemon.start()
+    match = until_available(door, lambda: door.client.match(ns, keys_of(blocks)))
+    assert match.hit_blocks == 10
+    assert type(door.fails(lambda: door.client.read(lease, lease.keys))) is LeaseExpired
+    fresh = door.do(door.client.acquire(ns, keys_of(blocks)))
+    read = door.do(door.client.read(fresh, fresh.keys))
+    assert [[bytes(s) for s in data.sections] for data in read] == [b.sections for b in blocks]
+
+
+def test_a_lease_of_a_lost_daemon_ends_quietly(daemon: Daemon) -> None:
+    with connect(daemon.url, deadline_s=5.0) as client:
+        ns = client.open_namespace(fresh_namespace())
+        blocks = chain(ns, 1)
+        client.put(ns, blocks)
+        with client.acquire(ns, keys_of(blocks)) as lease:
+            daemon.kill()
+        with pytest.raises(Unavailable):
+            lease.release()
+
+
+def test_a_stalled_daemon_costs_the_deadline_and_no_more(daemon: Daemon) -> None:
+    with connect(daemon.url, deadline_s=0.3) as client:
+        ns = client.open_namespace(fresh_namespace())
+        daemon.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="deadline"):
+                client.match(ns, [b"\1" * 32])
+            with pytest.raises(Unavailable):
+                connect(daemon.url, deadline_s=0.3)
+        finally:
+            daemon.signal(signal.SIGCONT)
+
+
+def test_no_daemon_is_unavailable_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="does kvstored run there"):
+        connect(f"unix://{tmp_path}/none.sock")
+
+
+def test_a_store_without_a_disk_learns_its_namespaces_again(tmp_path: Path) -> None:
+    settings = {"dram.budget_bytes": "16MiB"}
+    daemon = Daemon(f"unix://{tmp_path}/kv.sock", None, settings).start()
+    try:
+        door = Door(daemon.url, asynchronous=False)
+        ns = door.open()
+        blocks = chain(ns, 2)
+        assert door.client.put(ns, blocks) == [STORED] * 2
+        daemon.kill()
+        daemon.start()
+        match = until_available(door, lambda: door.client.match(ns, keys_of(blocks)))
+        assert match.hit_blocks == 0
+        assert door.client.put(ns, blocks) == [STORED] * 2
+        descriptor = fresh_namespace()
+        stranger = NamespaceHandle(namespace_id(descriptor), descriptor)
+        with pytest.raises(UnknownNamespace):
+            door.client.match(stranger, keys_of(blocks))
+        door.close()
+    finally:
+        daemon.kill()
+
+
+def test_two_clients_at_once_agree(daemon: Daemon) -> None:
+    clients = [connect(daemon.url) for _ in range(2)]
+    descriptor = fresh_namespace()
+    handles = [client.open_namespace(descriptor) for client in clients]
+    assert handles[0] == handles[1]
+    chains = [chain(handles[0], 50, seed) for seed in range(8)]
+
+    def work(client: Any) -> list[list[PutOutcome]]:
+        return [client.put(handles[0], blocks) for blocks in chains]
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(work, clients))
+    for a, b in zip(*outcomes, strict=True):
+        for pair in zip(a, b, strict=True):
+            assert STORED in pair
+            assert set(pair) <= {STORED, PutOutcome.PRESENT, PutOutcome.PENDING}
+    for client in clients:
+        for blocks in chains:
+            with client.acquire(handles[0], keys_of(blocks)) as lease:
+                read = client.read(lease, lease.keys)
+            assert [[bytes(s) for s in d.sections] for d in read] == [b.sections for b in blocks]
+        client.close()
+
+
+def test_many_threads_share_a_client(daemon: Daemon) -> None:
+    with connect(daemon.url) as client:
+        ns = client.open_namespace(fresh_namespace())
+        chains = [chain(ns, 20, seed) for seed in range(8)]
+
+        def work(seed: int) -> bool:
+            blocks = chains[seed]
+            assert client.put(ns, blocks) == [STORED] * 20
+            with client.acquire(ns, keys_of(blocks)) as lease:
+                read = client.read(lease, lease.keys)
+            return [list(map(bytes, d.sections)) for d in read] == [b.sections for b in blocks]
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8)))
+
+
+def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
+    daemon: Daemon, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ns = door.open()
+    blocks = chain(ns, 3)
+    door.do(door.client.put(ns, blocks))
+    lease = door.do(door.client.acquire(ns, keys_of(blocks)))
+    inner = getattr(door.client, "_client", door.client)
+    carrier = inner._transport._carrier
+    unary = carrier.unary
+
+    async def flip(name: str, request: Any, timeout_s: float) -> bytes:
+        reply: bytes = await unary(name, request, timeout_s)
+        at = reply.find(blocks[1].sections[2]) + 7  # type: ignore[arg-type]
+        return reply if name != "Read" else reply[:at] + bytes([reply[at] ^ 1]) + reply[at + 1 :]
+
+    monkeypatch.setattr(carrier, "unary", flip)
+    read = door.do(door.client.read(lease, lease.keys))
+    assert [d.outcome for d in read] == [Outcome.HIT, Outcome.MISS, Outcome.HIT]
+    assert read[1].sections == ()
+    assert door.client.corrupt_blocks == 1
+    monkeypatch.undo()
+    stat = door.do(door.client.stat())
+    assert stat.counters["corrupt_reported_blocks"] == 1
+    # The store's own copy was right, so it stays.
+    again = door.do(door.client.read(lease, lease.keys))
+    assert [d.outcome for d in again] == [Outcome.HIT] * 3
