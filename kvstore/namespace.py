@@ -113,6 +113,13 @@ DS41F_LAYOUT = Layout(
 """The released DS4.1F layout: ds41f §4."""
 
 
+def _is_name(value: str) -> bool:
+    try:
+        return len(value.encode()) <= _NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True)
 class Namespace:
     """The descriptor. `tenant` is empty where nothing has to be kept apart."""
@@ -125,8 +132,10 @@ class Namespace:
     def __post_init__(self) -> None:
         for name in ("model", "weight_revision", "tenant"):
             value = getattr(self, name)
-            if not isinstance(value, str) or len(value.encode()) > _NAME_BYTES_MAX:
-                raise InvalidRequest(f"{name} must be a string of at most {_NAME_BYTES_MAX} B")
+            if not isinstance(value, str) or not _is_name(value):
+                raise InvalidRequest(
+                    f"{name} must be a Unicode string of at most {_NAME_BYTES_MAX} B"
+                )
         if not self.model or not self.weight_revision:
             raise InvalidRequest("a namespace needs a model and a weight_revision")
 

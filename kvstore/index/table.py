@@ -274,7 +274,7 @@ class BlockIndex:
 
     def _drop_contradictions(self) -> list[int]:
         parent = self.view("parent")
-        child = np.flatnonzero(parent >= 0)
+        child = np.flatnonzero((parent >= 0) & (self.view("state") != FREE))
         above = parent[child]
         depth, namespace = self.view("depth"), self.view("namespace")
         wrong = (depth[above] + 1 != depth[child]) | (namespace[above] != namespace[child])

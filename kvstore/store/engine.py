@@ -9,10 +9,11 @@ and the caller a miss.
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.clock import Clock, SystemClock
-from kvstore.config import StoreConfig
+from kvstore.config import SsdConfig, StoreConfig
 from kvstore.errors import InvalidRequest
 from kvstore.metrics import Metrics
 from kvstore.migration.workers import Lane, LogWriter, ThreadWorkers, Workers
@@ -35,8 +36,8 @@ from kvstore.store.types import (
 from kvstore.tiers.base import LogTier, Recovered
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.ssd import SsdTier
-from kvstore.tiers.ssd.files import FileSystem
 
+OpenLog = Callable[[Path, SsdConfig, Clock], tuple[LogTier, Recovered]]
 _SECRET_BYTES = 32
 _LS_BLOCKS_DEFAULT = 1000
 
@@ -77,12 +78,12 @@ class Engine:
         clock: Clock | None = None,
         *,
         workers: Workers | None = None,
-        files: FileSystem | None = None,
+        open_log: OpenLog = SsdTier.open,
         first_id: int | None = None,
     ) -> "Engine":
         """Open the store that `config` describes, making its directory where there is none.
 
-        `workers`, `files` and `first_id` (leases and reservations count up from it) are for
+        `workers`, `open_log` and `first_id` (leases and reservations count up from it) are for
         simulations. Raises `StoreLocked`, `StoreFormatError`, and `DiskError` where the directory
         can't be written or is full.
         """
@@ -93,8 +94,7 @@ class Engine:
         log: tuple[LogTier, Recovered] | None = None
         try:
             if config.dir is not None and config.ssd is not None:
-                opening = partial(SsdTier.open, config.dir, config.ssd, clock, files)
-                log = await workers.run(Lane.LOG, opening)
+                log = await workers.run(Lane.LOG, partial(open_log, config.dir, config.ssd, clock))
             return cls(config, clock, workers, log, first_id)
         except BaseException:
             if log is not None:
