@@ -1,6 +1,7 @@
 """The shipped transcripts as conversations (see `transcripts/README.md`)."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -50,3 +51,10 @@ def load_conversations() -> list[Conversation]:
     folder = resources.files("model_adapter.demo") / "transcripts"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".jsonl")), key=lambda f: f.name)
     return [parse_conversation(f.read_text(encoding="utf-8")) for f in files]
+
+
+def training_texts() -> Iterator[str]:
+    """Every message of the shipped sessions, for a tokenizer to learn from."""
+    for conversation in load_conversations():
+        for message in conversation.messages:
+            yield message["content"]

@@ -1,0 +1,49 @@
+"""`ds41f generate`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Mode(StrEnum):
+    """What a prefill computes (ds41f §5)."""
+
+    BOUNDED = "bounded"
+    EXACT = "exact"
+
+
+class Dtype(StrEnum):
+    """What the model computes in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
+    prompt_file: Annotated[Path, typer.Option(help="UTF-8 text of the prompt.")],
+    store: Annotated[
+        str | None,
+        typer.Option(help="file:///dir, unix:///socket or dns:///host:port; none without."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
+    mode: Annotated[Mode, typer.Option(help="What a prefill computes.")] = Mode.BOUNDED,
+    dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = Dtype.FLOAT32,
+    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 256,
+    deadline_s: Annotated[float, typer.Option(help="Longest wait for the store.")] = 10.0,
+) -> None:
+    """Generate greedily, taking the prompt's prefix from the store and leaving new blocks there."""
+    from model_adapter.commands import run_generate
+
+    run_generate.run(
+        checkpoint,
+        prompt_file,
+        store,
+        max_tokens,
+        mode.value,
+        dtype.value,
+        block_tokens,
+        deadline_s,
+    )

@@ -1,0 +1,75 @@
+"""What `ds41f generate` does; apart from its flags, so that `--help` loads no torch."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import kvstore
+from model_adapter.errors import InputError
+from model_adapter.model import Model
+from model_adapter.session import CachedSession, Generation, StoreBlocks, namespace_of
+from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
+
+
+def read_prompt(path: Path) -> str:
+    """The prompt's text. Raises `InputError` for a file that can't be read or is empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"can't read the prompt {path}: {e}") from e
+    if not text:
+        raise InputError(f"the prompt {path} is empty")
+    return text
+
+
+def report_table(generation: Generation) -> Table:
+    """What was hit, replayed, computed, moved, and how long it took."""
+    r = generation.report
+    table = Table(show_header=False, box=None)
+    rows = {
+        "prompt": f"{r.prompt_tokens} tokens",
+        "prefix": r.outcome.value,
+        "hit": f"{r.hit_tokens} tokens ({r.tiers})",
+        "replayed": f"{r.replayed_tokens} tokens",
+        "computed": f"{r.encoder_positions} encoder, {r.decoder_positions} decoder positions",
+        "time to first token": f"{r.ttft_s:.3f} s, of which {r.fetch_s * 1e3:.1f} ms the store",
+        "generated": f"{r.generated_tokens} tokens in {r.total_s:.3f} s",
+        "fetched": f"{r.fetched_bytes:,} B",
+        "stored": f"{r.stored_bytes:,} B in {r.stored_blocks} blocks, {r.present_blocks} present",
+    }
+    if r.refused_blocks:
+        rows["refused"] = f"{r.refused_blocks} blocks"
+    if r.store_error:
+        rows["store lost"] = r.store_error
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def run(
+    checkpoint: Path,
+    prompt_file: Path,
+    store: str | None,
+    max_tokens: int,
+    mode: str,
+    dtype: str,
+    block_tokens: int,
+    deadline_s: float,
+) -> None:
+    """Generate and print: the text on stdout, the report on stderr."""
+    text = read_prompt(prompt_file)
+    tokenizer = load_tokenizer(checkpoint)
+    model = Model.load(checkpoint, dtype=getattr(torch, dtype))
+    with ExitStack() as stack:
+        source = None
+        if store:
+            client = stack.enter_context(kvstore.connect(store, deadline_s=deadline_s))
+            source = StoreBlocks(client, namespace_of(model, checkpoint, block_tokens))
+        session = CachedSession(model, source, mode)
+        ids = encode_prompt(tokenizer, text)
+        generation = session.generate(ids, max_tokens, (model.config.eos_token,))
+    print(decode_answer(tokenizer, generation.token_ids))
+    Console(stderr=True).print(report_table(generation))

@@ -1,0 +1,86 @@
+"""The run that the store's answers are held against: the same replay, the rows kept in the process.
+
+`ProcessBlocks` takes the hit lengths of the run over the store and nothing else: its blocks are
+those that its own runs computed. So equal answers mean that what came out of the store, after
+checksums, a socket, an SSD and a restart, is what went in.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from kvstore import Layout, block_keys
+from model_adapter.cache import SequenceCache
+from model_adapter.session import BlockSource, Found, Loaded, Stored
+from model_adapter.session.source import TokenIds
+
+_CHAIN_START = bytes(32)
+
+
+def block_digest(sections: Sequence[np.ndarray]) -> bytes:
+    """A digest of a block's bytes."""
+    h = xxhash.xxh3_128()
+    for section in sections:
+        h.update(np.ascontiguousarray(section))
+    return h.digest()
+
+
+class ProcessBlocks:
+    """Blocks in a dict, first writer wins; hands out as many as `hit_blocks` says."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.hit_blocks = 0
+        self._blocks: dict[bytes, list[np.ndarray]] = {}
+
+    def find(self, token_ids: TokenIds) -> Found:
+        """The prompt's keys, and as many hits as was set."""
+        return Found(self._keys(token_ids), self.hit_blocks)
+
+    def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
+        """Copy blocks into `cache`. Raises `KeyError` where the store hit what was never computed
+        here."""
+        for i, key in enumerate(found.keys[:blocks]):
+            cache.load_block(i, self.layout.block_tokens, self._blocks[key])
+        return Loaded(blocks, Counter(), blocks * self.layout.block_bytes)
+
+    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+        """Keep copies of the new full blocks."""
+        step = self.layout.block_tokens
+        full = cache.loaded_tokens // step
+        stored = 0
+        for i, key in list(enumerate(self._keys(token_ids[: full * step])))[first:]:
+            if key not in self._blocks:
+                self._blocks[key] = [s.copy() for s in cache.block_sections(i, step)]
+                stored += 1
+        return Stored(stored, full - first - stored, 0, stored * self.layout.block_bytes)
+
+    def _keys(self, token_ids: TokenIds) -> list[bytes]:
+        return block_keys(_CHAIN_START, token_ids, self.layout.block_tokens)
+
+
+class WatchedBlocks:
+    """Passes every call on and remembers a digest of each block that the last `load` brought."""
+
+    def __init__(self, source: BlockSource) -> None:
+        self.layout = source.layout
+        self.digests: list[bytes] = []
+        self._source = source
+
+    def find(self, token_ids: TokenIds) -> Found:
+        """Forget the last request and pass on."""
+        self.digests = []
+        return self._source.find(token_ids)
+
+    def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
+        """Pass on, then look at what lies in the cache."""
+        loaded = self._source.load(found, blocks, cache)
+        step = self.layout.block_tokens
+        self.digests = [block_digest(cache.block_sections(i, step)) for i in range(loaded.blocks)]
+        return loaded
+
+    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+        """Pass on."""
+        return self._source.store(token_ids, first, cache)

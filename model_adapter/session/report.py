@@ -1,0 +1,65 @@
+"""What one request took from the store, computed and left there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from kvstore import Tier
+
+
+class PrefixOutcome(Enum):
+    """What became of the request's prefix."""
+
+    NO_STORE = "no store"
+    """The session runs without one."""
+    HIT = "hit"
+    MISS = "miss"
+    TOO_SHORT = "too short"
+    """A hit no longer than the window: replaying would cost as much as computing."""
+    LOST = "lost"
+    """The store failed before anything was taken from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """One request in numbers; times are seconds, sizes payload bytes.
+
+    `hit_tokens`: taken from the store, a whole number of blocks. `replayed_tokens`: of those, run
+    again through the encoder. `encoder_positions`, `decoder_positions`: positions that each half of
+    the network computed before the first token; a warm request's encoder computes the replay and
+    the suffix, its decoder the last window (ds41f §5). `hit_blocks`: by the tier that held them.
+    `present_blocks`: offered, but there already. `fetch_s`: lookup and reading, part of `ttft_s`.
+    `store_s`: storing new blocks, not part of it. `store_error`: the first failure of the store,
+    which cost the request nothing but its hit.
+    """
+
+    outcome: PrefixOutcome
+    prompt_tokens: int
+    generated_tokens: int
+    hit_tokens: int
+    replayed_tokens: int
+    encoder_positions: int
+    decoder_positions: int
+    hit_blocks: Mapping[Tier, int]
+    fetched_bytes: int
+    stored_blocks: int
+    present_blocks: int
+    refused_blocks: int
+    stored_bytes: int
+    fetch_s: float
+    ttft_s: float
+    store_s: float
+    total_s: float
+    store_error: str | None = None
+
+    @property
+    def tiers(self) -> str:
+        """The tiers of the hit for a table, such as `ssd 12, dram 4`; a dash where nothing hit."""
+        parts = [f"{str(tier.name).lower()} {n}" for tier, n in self.hit_blocks.items() if n]
+        return ", ".join(parts) or "–"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a JSON file."""
+        blocks = {str(tier.name).lower(): n for tier, n in self.hit_blocks.items()}
+        return asdict(self) | {"outcome": self.outcome.value, "hit_blocks": blocks}

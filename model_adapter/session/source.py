@@ -1,0 +1,93 @@
+"""Where blocks come from and go to, as the session sees it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore import Layout, Tier
+from model_adapter.cache import SequenceCache
+
+TokenIds = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A prompt's blocks at the source.
+
+    `keys`: names of all full blocks of the prompt. `blocks`: how many of them, from the first on,
+    can be loaded. `error`: why the source could not be asked, if so.
+    """
+
+    keys: Sequence[bytes] = ()
+    blocks: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came into the cache.
+
+    `blocks`: loaded, from the first on; fewer than asked for where one was missing, corrupt or out
+    of reach. `tiers`: blocks by the tier that held them. `payload_bytes`: their size.
+    """
+
+    blocks: int = 0
+    tiers: Counter[Tier] = field(default_factory=Counter)
+    payload_bytes: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of the blocks that were offered.
+
+    `present`: there already, from this writer or another. `refused`: no room, or no parent.
+    `payload_bytes`: of the `stored` ones.
+    """
+
+    stored: int = 0
+    present: int = 0
+    refused: int = 0
+    payload_bytes: int = 0
+    error: str | None = None
+
+    def __add__(self, other: "Stored") -> "Stored":
+        return Stored(
+            self.stored + other.stored,
+            self.present + other.present,
+            self.refused + other.refused,
+            self.payload_bytes + other.payload_bytes,
+            self.error or other.error,
+        )
+
+
+class BlockSource(Protocol):
+    """Keeps blocks by their chained names. The session calls it from one thread.
+
+    No call raises for a source that fails: the result says so, and counts as a miss.
+    """
+
+    layout: Layout
+
+    def find(self, token_ids: TokenIds) -> Found:
+        """How much of the prompt is here. Changes nothing."""
+        ...
+
+    def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
+        """Load the first `blocks` (≤ `found.blocks`) into `cache`, which MUST be empty.
+
+        Block i is in the cache whole or not at all, and only when all before it are.
+        """
+        ...
+
+    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+        """Keep the full blocks of `cache` from the `first` on.
+
+        `token_ids`: all tokens of the sequence, at least those in the cache. The caller guarantees
+        that no block from `first` on was loaded.
+        """
+        ...
