@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.prefix_hash import ImageSpan
+from kvstore import ImageSpan
 from model_adapter.chat.tokens import IMAGE
 from model_adapter.errors import ImageError
 from model_adapter.vision.image_processor import ImagePatches
@@ -64,7 +64,7 @@ class ImagePrompt:
 
     @property
     def spans(self) -> list[ImageSpan]:
-        """What `kvstore.prefix_hash` takes, in order of position."""
+        """What `kvstore.block_keys` takes, in order of position."""
         return [placed.span for placed in self.images]
 
     def token_types(self) -> npt.NDArray[np.int8]:

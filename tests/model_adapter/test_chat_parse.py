@@ -54,6 +54,7 @@ def in_pieces(text: str, cuts: list[int], thinking: bool) -> Answer:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=3))
 def test_written_calls_are_read_back(written):
     text = write_calls(written)
@@ -62,12 +63,14 @@ def test_written_calls_are_read_back(written):
     assert [list(call.arguments) for call in read[0]] == [list(c.arguments) for c in written]
 
 
+@settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=2), st.data())
 def test_no_beginning_of_a_block_is_a_block(written, data):
     text = write_calls(written)
     assert read_calls(text[: data.draw(st.integers(0, len(text) - 1))]) is None
 
 
+@settings(deadline=None)
 @given(answer_text, answer_text, st.lists(calls, max_size=3), st.booleans())
 def test_a_rendered_answer_is_parsed_back(reasoning, content, made, thinking):
     message = Answer(reasoning if thinking else "", content, tuple(made)).message(lambda: "id")
@@ -79,7 +82,7 @@ def test_a_rendered_answer_is_parsed_back(reasoning, content, made, thinking):
     assert parse_answer(answered[len(prompt) :], thinking=thinking).message(lambda: "id") == message
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(marks | plain, max_size=12), st.lists(st.integers(0, 600)), st.booleans())
 def test_pieces_and_whole_agree_and_nothing_fails(texts, cuts, thinking):
     text = "".join(texts)
@@ -88,6 +91,7 @@ def test_pieces_and_whole_agree_and_nothing_fails(texts, cuts, thinking):
     assert in_pieces(text, list(range(len(text))), thinking) == whole
 
 
+@settings(deadline=None)
 @given(st.lists(plain | st.sampled_from(["<｜DSML｜ calls>", "\n\n", "</think>", "{"]), max_size=8))
 def test_text_without_a_block_is_content_to_the_letter(texts):
     text = "".join(texts)

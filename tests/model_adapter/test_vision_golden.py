@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvstore.prefix_hash import block_keys, snapshot_key
+from kvstore import block_keys, snapshot_key
 from model_adapter.errors import ImageError
 from model_adapter.model import Model
 from model_adapter.vision import VisionEncoder, from_patches, locate_images, place_images

@@ -72,6 +72,7 @@ def test_golden_size(case):
 sides = st.integers(1, 100) | st.integers(1, 1 << 20)
 
 
+@settings(deadline=None)
 @given(sides, sides, st.integers(1, 4), st.integers(4, 300), st.sampled_from([None, 1, 8]))
 def test_every_picture_has_a_span_within_the_limit(width, height, downsample, limit, wh_ratio):
     config = replace(VISION, downsample=downsample, image_tokens_max=limit, wh_ratio_max=wh_ratio)
@@ -212,7 +213,7 @@ def test_golden_span():
     assert placed.spans == prompt.spans
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 500), max_size=3), st.integers(1, 20))))
 def test_placed_images_are_located_again(pieces):
     images = [from_patches(torch.zeros(n, 3, 4, 4), 1, n, VISION) for _, n in pieces]
