@@ -14,6 +14,7 @@ operations can be cut anywhere, and `crash_state` says what a disk may hold then
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -152,10 +153,12 @@ def _settled_at(ops: Sequence[Op]) -> list[int]:
 
 
 class History:
-    """A recorded log, ready to be cut anywhere."""
+    """A recorded log, ready to be cut anywhere. `base`: what the disk held before the first
+    operation, all of it durable."""
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    def __init__(self, ops: Sequence[Op], base: DiskState | None = None) -> None:
         self.ops = list(ops)
+        self._base = base or DiskState()
         self._settled = _settled_at(self.ops)
 
     def unsettled(self, cut: int) -> list[int]:
@@ -170,7 +173,7 @@ class History:
         """What the disk holds after the first `cut` operations. `lost`: per operation that did not
         make it whole, the sectors that did, or None for nothing at all."""
         lost = lost or {}
-        state = DiskState()
+        state = deepcopy(self._base)
         for i, op in enumerate(self.ops[:cut]):
             if i not in lost:
                 state.apply(op)
@@ -222,12 +225,14 @@ class SimDisk:
 
     `log` records what changes the disk. `before(what, path)` is called ahead of every operation,
     reads included, and may raise `OSError` or block: that is how faults and slow disks are made.
-    `capacity_bytes`: size of the disk; beyond it writes fail with ENOSPC.
+    `capacity_bytes`: size of the disk; beyond it writes fail with ENOSPC. `tear_next`: so many
+    bytes of the next write are written, and then it fails with EIO.
     """
 
     def __init__(self, state: DiskState | None = None, capacity_bytes: int = 1 << 40) -> None:
         self.state = state or DiskState()
         self.capacity_bytes = capacity_bytes
+        self.tear_next: int | None = None
         self.log: list[Op] = []
         self.before: Callable[[str, Path], None] = no_fault
         self._next = 1 + max(self.state.contents, default=0)
@@ -291,6 +296,10 @@ class SimDisk:
     def pwrite(self, handle: int, buffers: Sequence[memoryview], offset: int) -> None:
         inode, path, content = self._file("pwrite", handle)
         data = b"".join(buffers)
+        if self.tear_next is not None:
+            part, self.tear_next = data[: self.tear_next], None
+            self._do(Op("write", path, inode, offset, part))
+            raise OSError(errno.EIO, "Input/output error")
         if offset + len(data) - len(content) > self.free_bytes(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         self._do(Op("write", path, inode, offset, data))

@@ -1,5 +1,6 @@
 """The log on a real disk and on the simulated one: contract, lock, formats, restarts."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,7 +12,7 @@ import xxhash
 
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError, StoreFormatError, StoreLocked
-from kvstore.testing.disk import SimDisk
+from kvstore.testing.disk import SimDisk, fail_next
 from kvstore.testing.tiers import (
     LogTierContract,
     key_of,
@@ -98,11 +99,11 @@ def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_without_write_access_is_a_clear_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(DiskError, match=r"EACCES.*write access"):
-        SsdTier.open(tmp_path / "s", CONFIG)
+def test_a_directory_without_write_access_is_a_clear_error() -> None:
+    disk = SimDisk()
+    disk.before = fail_next("mkdir", errno.EACCES)
+    with pytest.raises(DiskError, match=r"/store failed.*EACCES.*write access"):
+        open_sim(disk)
 
 
 def test_a_file_in_the_way_is_a_clear_error(tmp_path: Path) -> None:
