@@ -11,7 +11,7 @@ from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Progress, Transport
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
 from kvstore.namespace import Namespace
-from kvstore.server.messages import check_digest, check_digests
+from kvstore.server.messages import check_digest, check_digests, check_some
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
@@ -184,8 +184,11 @@ class AsyncClient:
         """
         views = batching.check_blocks(blocks, ns.layout)
         outcomes: list[PutOutcome] = []
+        durable = durability is Durability.DURABLE
         per_batch = batching.blocks_per_batch(
-            ns.layout.section_bytes, self._transport.message_bytes_max
+            ns.layout.section_bytes,
+            self._transport.message_bytes_max,
+            batching.DURABLE_BATCH_BYTES if durable else batching.BATCH_BYTES,
         )
         for part in batching.batches(len(blocks), per_batch):
             batch = [
@@ -209,8 +212,7 @@ class AsyncClient:
         ttl_s: float | None = None,
     ) -> ReservationGrant:
         """Make room for blocks, each a key and its parent, and become their writer."""
-        if not blocks:
-            raise InvalidRequest("no blocks to reserve")
+        check_some(blocks, "blocks")
         check_digests([key for key, _ in blocks], "key of block")
         check_digests([parent for _, parent in blocks], "parent of block")
         batching.check_order(blocks)

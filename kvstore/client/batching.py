@@ -9,18 +9,20 @@ from kvstore.block import BlockPut, Buffer
 from kvstore.errors import BlockOutOfOrder, InvalidRequest, MessageTooLarge, WrongSectionSize
 from kvstore.namespace import Layout
 from kvstore.server import wire
-from kvstore.server.messages import check_digests
+from kvstore.server.messages import check_digests, check_some
 
 BATCH_BLOCKS_MAX = 4096
 """Blocks per batch, however small they are."""
-BATCH_BYTES = 16 << 20
-"""Bytes per batch, unless one block is larger: enough to make the cost of a call small."""
+BATCH_BYTES = 4 << 20
+"""Bytes per batch, unless one block is larger: enough to make the cost of a call small, and so few
+that malloc on both sides finds the memory of the last one again."""
+DURABLE_BATCH_BYTES = 16 << 20
+"""The same for a durable put, which costs a sync per batch."""
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Raises `InvalidRequest` where there is none, or one is not 32 bytes."""
-    if not keys:
-        raise InvalidRequest("no keys: a prompt shorter than one block has none to ask for")
+    check_some(keys, "keys")
     check_digests(keys, "key")
 
 
@@ -65,8 +67,7 @@ def check_blocks(blocks: Sequence[BlockPut], layout: Layout) -> list[list[memory
     Returns the sections as bytes, per block. Raises `WrongSectionSize`, `BlockOutOfOrder`,
     `InvalidRequest`.
     """
-    if not blocks:
-        raise InvalidRequest("no blocks to put")
+    check_some(blocks, "blocks")
     check_digests([block.key for block in blocks], "key of block")
     check_digests([block.parent for block in blocks], "parent of block")
     views = []
@@ -111,7 +112,9 @@ def with_checksums(block: BlockPut, views: Sequence[memoryview]) -> BlockPut:
     return replace(block, sections=views, checksums=checksums)
 
 
-def blocks_per_batch(section_bytes: Sequence[int], message_bytes_max: int | None) -> int:
+def blocks_per_batch(
+    section_bytes: Sequence[int], message_bytes_max: int | None, batch_bytes: int = BATCH_BYTES
+) -> int:
     """How many blocks of these sections to send at a time.
 
     Raises `MessageTooLarge` where a message does not take one.
@@ -121,15 +124,15 @@ def blocks_per_batch(section_bytes: Sequence[int], message_bytes_max: int | None
         + len(section_bytes) * wire.SECTION_OVERHEAD_BYTES
         + wire.BLOCK_OVERHEAD_BYTES
     )
-    if message_bytes_max is None:
-        return min(max(BATCH_BYTES // one, 1), BATCH_BLOCKS_MAX)
-    room = message_bytes_max - wire.MESSAGE_OVERHEAD_BYTES
-    if one > room:
-        raise MessageTooLarge(
-            f"one block takes {one} B of a message, and the daemon takes {message_bytes_max} B; "
-            "raise server.message_bytes_max, or read fewer sections at a time"
-        )
-    return min(max(min(BATCH_BYTES, room) // one, 1), BATCH_BLOCKS_MAX)
+    if message_bytes_max is not None:
+        room = message_bytes_max - wire.MESSAGE_OVERHEAD_BYTES
+        if one > room:
+            raise MessageTooLarge(
+                f"one block takes {one} B of a message, and the daemon takes {message_bytes_max} B "
+                "at a time; raise server.message_bytes_max, or read fewer sections at a time"
+            )
+        batch_bytes = min(batch_bytes, room)
+    return min(max(batch_bytes // one, 1), BATCH_BLOCKS_MAX)
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

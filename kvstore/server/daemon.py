@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from kvstore.config import DaemonConfig, ServerConfig
 from kvstore.errors import ConfigError
+from kvstore.server.allocator import keep_freed_memory
 from kvstore.server.gate import Gate
 from kvstore.server.listen import bind, parse_listen, parse_loopback, remove_socket
 from kvstore.server.messages import SERVICE
@@ -166,8 +167,12 @@ class Daemon:
 
 
 async def serve(config: DaemonConfig, on_ready: Callable[[str], None] | None = None) -> None:
-    """Run a daemon until SIGTERM or SIGINT. Raises as `Daemon.run`."""
+    """Run a daemon, and nothing else in this process, until SIGTERM or SIGINT.
+
+    Raises as `Daemon.run`.
+    """
     daemon = Daemon(config)
+    keep_freed_memory()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)

@@ -52,6 +52,12 @@ def check_digests(values: Sequence[bytes], what: str) -> None:
         check_digest(value, f"{what} {i}")
 
 
+def check_some(values: Sequence[object], what: str) -> None:
+    """Raises `InvalidRequest` where a call names nothing to work on."""
+    if not values:
+        raise InvalidRequest(f"no {what}: a prompt shorter than one block has none")
+
+
 def pack_keys(keys: Sequence[bytes]) -> bytes:
     """Keys one behind the other. Raises `InvalidRequest` for one that is not 32 bytes."""
     check_digests(keys, "key")

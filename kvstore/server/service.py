@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -16,7 +16,6 @@ from kvstore.v1 import kvstore_pb2 as pb
 
 VERIFY_PROGRESS_S = 0.5
 """How often a running verify tells how far it is."""
-_D = TypeVar("_D", Durability, Tier)
 
 Handler = Callable[[bytes], Coroutine[Any, Any, wire.Parts]]
 StreamHandler = Callable[[bytes], AsyncIterator[wire.Parts]]
@@ -29,11 +28,23 @@ def _parse(cls: Any, data: bytes) -> Any:
         raise InvalidRequest(f"{len(data)} B that are no {cls.DESCRIPTOR.name}: {e}") from e
 
 
-def _enum(cls: type[_D], value: int) -> _D:
+def _durability(number: int) -> Durability:
     try:
-        return cls(value)
+        return Durability(number)
     except ValueError:
-        raise InvalidRequest(f"{cls.__name__} {value} is unknown") from None
+        raise InvalidRequest(f"durability {number} is unknown") from None
+
+
+def _keys(packed: bytes) -> list[bytes]:
+    keys = messages.unpack_keys(packed)
+    messages.check_some(keys, "keys")
+    return keys
+
+
+def _tier(number: int) -> Tier | None:
+    if number not in (Tier.NONE, Tier.HBM, Tier.DRAM, Tier.SSD):
+        raise InvalidRequest(f"{number} is no tier")
+    return Tier(number) or None
 
 
 def _ttl(request: Any) -> float | None:
@@ -98,12 +109,12 @@ class Service:
 
     async def _match(self, data: bytes) -> wire.Parts:
         request = _parse(pb.MatchRequest, data)
-        keys = messages.unpack_keys(request.keys)
+        keys = _keys(request.keys)
         return _encoded(messages.match_to_pb(self._engine.match(request.namespace_id, keys)))
 
     async def _wait_for(self, data: bytes) -> wire.Parts:
         request = _parse(pb.WaitForRequest, data)
-        keys = messages.unpack_keys(request.keys)
+        keys = _keys(request.keys)
         waiting = asyncio.create_task(
             self._engine.wait_for(request.namespace_id, keys, request.deadline_s)
         )
@@ -120,7 +131,7 @@ class Service:
 
     async def _acquire(self, data: bytes) -> wire.Parts:
         request = _parse(pb.AcquireRequest, data)
-        keys = messages.unpack_keys(request.keys)
+        keys = _keys(request.keys)
         grant = await self._engine.acquire(request.namespace_id, keys, _ttl(request))
         return _encoded(messages.lease_to_pb(grant))
 
@@ -135,7 +146,7 @@ class Service:
 
     async def _read(self, data: bytes) -> wire.Parts:
         request = _parse(pb.ReadRequest, data)
-        keys = messages.unpack_keys(request.keys)
+        keys = _keys(request.keys)
         sections = list(request.sections) or None
         # The reader verifies what arrives, which covers the way from DRAM too.
         blocks = await self._engine.read(request.lease_id, keys, sections, verify=False)
@@ -164,6 +175,7 @@ class Service:
 
     async def _put(self, data: bytes) -> wire.Parts:
         request = wire.decode_put(data)
+        messages.check_some(request.blocks, "blocks")
         messages.check_digests([block.key for block in request.blocks], "key of block")
         messages.check_digests([block.parent for block in request.blocks], "parent of block")
         outcomes = await self._engine.put(request.namespace_id, request.blocks, request.durability)
@@ -171,7 +183,7 @@ class Service:
 
     async def _reserve(self, data: bytes) -> wire.Parts:
         request = _parse(pb.ReserveRequest, data)
-        keys = messages.unpack_keys(request.keys)
+        keys = _keys(request.keys)
         parents = messages.unpack_keys(request.parents)
         if len(keys) != len(parents):
             raise InvalidRequest(f"{len(keys)} keys with {len(parents)} parents")
@@ -193,7 +205,7 @@ class Service:
     async def _commit(self, data: bytes) -> wire.Parts:
         request = _parse(pb.CommitRequest, data)
         outcomes = await self._engine.commit(
-            request.reservation_id, _enum(Durability, request.durability)
+            request.reservation_id, _durability(request.durability)
         )
         return _encoded(pb.CommitReply(outcomes=messages.pack_put_outcomes(outcomes)))
 
@@ -205,8 +217,8 @@ class Service:
         request = _parse(pb.EvictRequest, data)
         keys: Sequence[bytes] | None = None
         if request.HasField("keys"):
-            keys = messages.unpack_keys(request.keys)
-        tier = _enum(Tier, request.tier) if request.tier else None
+            keys = _keys(request.keys)
+        tier = _tier(request.tier)
         blocks = await self._engine.evict(request.namespace_id or None, keys, tier)
         return _encoded(pb.EvictReply(blocks=blocks))
 

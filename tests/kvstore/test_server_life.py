@@ -200,7 +200,7 @@ def test_an_unforeseen_failure_is_an_error_without_its_insides(
 def test_health_follows_the_drain(
     tmp_path: Path, slow_flush: threading.Event, pool: ThreadPoolExecutor
 ) -> None:
-    hosted = Hosted(tmp_path / "kv.sock", {}).start()
+    hosted = Hosted(tmp_path / "kv.sock", {"dir": tmp_path / "store"}).start()
     with connect(hosted.url) as client, grpc.insecure_channel(hosted.url) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
