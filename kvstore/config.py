@@ -112,7 +112,7 @@ class MigrationConfig(_Settings):
     write_batch_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
     load_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 128 * _MIB
     bounce_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
-    compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.3
+    compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.25
     retry_s_min: Seconds = 0.5
     retry_s_max: Seconds = 30.0
 

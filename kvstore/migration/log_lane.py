@@ -44,7 +44,7 @@ class Append:
 
 @dataclass(slots=True)
 class LogJob:
-    """One turn of the log, in this order: make namespaces known, append, remove, drop."""
+    """One turn of the log, in this order: make namespaces known, remove and append, drop."""
 
     namespaces: dict[bytes, bytes] = field(default_factory=dict)
     appends: list[Append] = field(default_factory=list)
@@ -59,12 +59,10 @@ class LogJob:
 class LogResult:
     """What became of a job. `errors`: per append None, or why that one frame could not be appended:
     a `FrameError` of its bytes, or the `DiskError` of reading its source. `failure`: the disk
-    refused the job as a whole; nothing of it holds. `attempted`: `LogTier.write_batch` was called,
-    which settles the places of what it was given."""
+    refused the job as a whole; nothing of it holds. The tier knows what became of every place."""
 
     errors: list[Exception | None]
     failure: DiskError | None = None
-    attempted: bool = False
 
 
 class LogLane:
@@ -86,13 +84,16 @@ class LogLane:
         self._job: LogJob | None = None
         self._backoff_s = 0.0
         self._retry_at_s = 0.0
-        self._stuck_since: int | None = None
-        self.degraded = False
 
     @property
     def busy(self) -> bool:
         """Whether a job is under way."""
         return self._job is not None
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the disk failed the last job; the next is tried after a while."""
+        return self._residency.log_degraded
 
     @property
     def idle(self) -> bool:
@@ -110,10 +111,14 @@ class LogLane:
         """What to do now, or None. `finish` MUST be called before the next."""
         if self._job is not None or now_s < self._retry_at_s:
             return None
-        job = self._reclaim() or self._write_back(now_s) or LogJob()
-        if not (job or self._residency.removes or self._new_namespaces):
+        if self._new_namespaces:
+            # first and without appends: a frame's place is settled by writing the frame alone
+            job = LogJob(namespaces=self._new_namespaces)
+            self._new_namespaces = {}
+        else:
+            job = self._reclaim() or self._write_back(now_s) or LogJob()
+        if not (job or self._residency.removes):
             return None
-        job.namespaces, self._new_namespaces = self._new_namespaces, {}
         job.removes = list(self._residency.removes)
         self._residency.removes.clear()
         self._job = job
@@ -139,7 +144,7 @@ class LogLane:
             size += slot.length
             self._append(job, row, location, slot, None)
         if job.appends:
-            self._set_stuck(False)
+            r.log_stuck_at = None
         return job
 
     def _append(
@@ -159,7 +164,7 @@ class LogLane:
 
     def _make_room(self, for_row: int, now_s: float) -> LogJob | None:
         r = self._residency
-        if self._stuck_since == r.changes:
+        if r.log_stuck_at == r.changes:
             return None
         length = r.index.stored_bytes[for_row]
         while True:
@@ -173,9 +178,12 @@ class LogLane:
                 break
             r.drop(row)
             r.metrics.add("evicted_ssd_blocks")
-        if victim is not None and self._gain(victim) >= length:
-            return self._move_out(victim)
-        self._set_stuck(True)
+        if victim is not None and self._gain(victim) >= length and (job := self._move_out(victim)):
+            return job
+        if r.log_stuck_at is None:
+            _log.warning("nothing on ssd may go: dirty blocks stay in dram, which sheds cold ones")
+        r.changes += 1
+        r.log_stuck_at = r.changes
         self._retry_at_s = now_s + self._config.retry_s_min
         return None
 
@@ -204,22 +212,6 @@ class LogLane:
             return job
         return self._reclaim()
 
-    def _set_stuck(self, stuck: bool) -> None:
-        r = self._residency
-        if stuck and self._stuck_since is None:
-            _log.warning("nothing on ssd may go: dirty blocks stay in dram, which sheds cold ones")
-        self._stuck_since = r.changes if stuck else None
-        self._set_stalled()
-
-    def _set_stalled(self) -> None:
-        r = self._residency
-        stalled = self.degraded or self._stuck_since is not None
-        if stalled and not r.log_stalled:
-            r.changes += 1
-            if self._stuck_since is not None:
-                self._stuck_since = r.changes
-        r.log_stalled = stalled
-
     # results
 
     def finish(self, job: LogJob, result: LogResult, now_s: float) -> None:
@@ -230,7 +222,7 @@ class LogLane:
             self._settle(job, result)
             self._recovered()
         else:
-            self._undo(job, result)
+            self._undo(job)
             self._degrade(result.failure, now_s)
 
     def _settle(self, job: LogJob, result: LogResult) -> None:
@@ -255,11 +247,8 @@ class LogLane:
             r.metrics.add("segments_reclaimed")
             r.changes += 1
 
-    def _undo(self, job: LogJob, result: LogResult) -> None:
+    def _undo(self, job: LogJob) -> None:
         r = self._residency
-        for item, error in zip(job.appends, result.errors, strict=True):
-            if not result.attempted or isinstance(error, DiskError):
-                self._ssd.mark_dead(item.location, item.length)
         self._release(job)
         for key in job.removes:
             if not self._on_ssd(key):
@@ -274,8 +263,8 @@ class LogLane:
         self._retry_at_s = now_s + self._backoff_s
         if not self.degraded:
             _log.error("ssd degraded, writing again in %.1f s: %s", self._backoff_s, error)
-        self.degraded = True
-        self._set_stalled()
+        self._residency.log_degraded = True
+        self._residency.changes += 1
 
     def _is_current(self, item: Append) -> bool:
         """Whether the row still is the block, and the copy, that the job was about."""
@@ -294,7 +283,6 @@ class LogLane:
         r = self._residency
         if isinstance(error, DiskError):
             r.metrics.add("disk_errors")
-            self._ssd.mark_dead(item.location, item.length)
             if current:
                 _log.error("lost block %s while reclaiming its segment: %s", item.key.hex(), error)
                 r.lose(item.row, Tier.SSD)
@@ -320,5 +308,4 @@ class LogLane:
         self._backoff_s = self._retry_at_s = 0.0
         if self.degraded:
             _log.info("ssd accepts again")
-            self.degraded = False
-        self._set_stalled()
+            self._residency.log_degraded = False

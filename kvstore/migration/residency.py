@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 class Residency:
     """See the module. `ssd` is None in a store of DRAM alone. `changes` grows whenever something
-    may have become evictable or free: who was told "no room" need not ask again before that."""
+    may have become evictable or free: who was told "no room" need not ask again before that.
+    `log_degraded`, `log_stuck_at` (a value of `changes`): set by the log's lane."""
 
     def __init__(
         self,
@@ -48,10 +49,23 @@ class Residency:
         self.dirty_bytes = 0
         self.removes: dict[bytes, None] = {}
         self.tickets = Tickets()
-        self.log_stalled = ssd is None
+        self.log_degraded = False
+        self.log_stuck_at: int | None = None
         self.changes = 0
         self._users: dict[int, int] = {}
         self._orphaned: dict[int, Slot] = {}
+
+    @property
+    def log_stalled(self) -> bool:
+        """Whether dirty blocks may have to go unwritten: there is no log, the disk fails, or
+        nothing on it could go when it was last tried."""
+        return self.ssd is None or self.log_degraded or self.log_stuck_at is not None
+
+    @property
+    def log_may_write(self) -> bool:
+        """Whether waiting for write-back can help."""
+        stuck = self.log_stuck_at == self.changes
+        return bool(self.dirty) and not self.log_degraded and not stuck
 
     # slots and their users
 

@@ -23,6 +23,7 @@ from kvstore.migration.log_lane import Append, LogJob, LogResult
 from kvstore.migration.promotion import Load
 from kvstore.tiers.base import LogTier, ReadItem, SlotTier, WriteItem
 from kvstore.tiers.frame import (
+    FRAME_ALIGN_BYTES,
     FrameError,
     FrameHeader,
     HeaderCorrupt,
@@ -95,7 +96,6 @@ class LogWriter:
             for namespace_id, descriptor in job.namespaces.items():
                 self._numbers[namespace_id] = self._ssd.put_namespace(namespace_id, descriptor)
             frames = self._frames(job, result)
-            result.attempted = True
             self._append(job, frames, result)
             if job.drop is not None:
                 self._ssd.drop_segment(job.drop)
@@ -120,18 +120,17 @@ class LogWriter:
             reads.append((i, ReadItem(item.source, frames[-1])))
             at += item.length
         outcomes = self._ssd.read_batch([read for _, read in reads]) if reads else []
-        for (i, _), error in zip(reads, outcomes, strict=True):
-            result.errors[i] = error
+        for (i, read), error in zip(reads, outcomes, strict=True):
+            if error is not None:
+                result.errors[i] = error
+                # refused as no frame when it is written, which settles its place
+                read.into[:FRAME_ALIGN_BYTES] = bytes(FRAME_ALIGN_BYTES)
         return frames
 
     def _append(self, job: LogJob, frames: Sequence[memoryview], result: LogResult) -> None:
-        whole = [i for i, error in enumerate(result.errors) if error is None]
-        items = [self._write_item(job.appends[i], frames[i]) for i in whole]
-        if not items:
-            self._ssd.remove(job.removes)
-            return
-        for i, error in zip(whole, self._ssd.write_batch(items, job.removes), strict=True):
-            result.errors[i] = error
+        items = [self._write_item(*each) for each in zip(job.appends, frames, strict=True)]
+        for i, error in enumerate(self._ssd.write_batch(items, job.removes)):
+            result.errors[i] = result.errors[i] or error
 
     def _write_item(self, item: Append, frame: memoryview) -> WriteItem:
         return WriteItem(item.location, item.key, self._numbers[item.namespace_id], frame)

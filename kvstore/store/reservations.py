@@ -199,8 +199,8 @@ class Reservations:
         """Whether waiting can help a block that had no room: something is being written, read,
         or may be given up."""
         r = self._residency
-        written = bool(r.dirty) and not r.log_stalled
-        return written or bool(r.slots_in_use) or len(self._drafts) + len(self.rights) > 1
+        others = len(self._drafts) + len(self.rights) > 1
+        return r.log_may_write or bool(r.slots_in_use) or others
 
     def grant(self, draft: Draft, now_s: float, ttl_s: float | None) -> tuple[int, float]:
         """The draft's blocks are awaited from now on: reservation id and lifetime; id 0 where
