@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from posixpath import basename, dirname
 from random import Random
 from typing import NamedTuple
 
@@ -57,20 +58,20 @@ class Op(NamedTuple):
     with one. `path`: of the directory for `sync_dir`, of the name otherwise."""
 
     what: str
-    path: Path
+    path: str
     inode: int = 0
     offset: int = 0
     data: bytes = b""
-    target: Path | None = None
+    target: str | None = None
     change: IndexChange | None = None
 
 
 class DiskState:
-    """Directories, names and contents at one instant."""
+    """Directories, names (absolute paths) and contents at one instant."""
 
     def __init__(self) -> None:
-        self.dirs: set[Path] = {Path("/")}
-        self.names: dict[Path, int] = {}
+        self.dirs: set[str] = {"/"}
+        self.names: dict[str, int] = {}
         self.contents: dict[int, bytearray | SimIndexState] = {}
 
     def file(self, inode: int) -> bytearray:
@@ -116,26 +117,30 @@ class DiskState:
                 content.extend(bytes(at + len(data) - len(content)))
             content[at : at + len(data)] = data
 
-    def _rename(self, source: Path, target: Path) -> None:
+    def _rename(self, source: str, target: str) -> None:
         if source in self.names:
             self.names[target] = self.names.pop(source)
         elif source in self.dirs:
             self.dirs.remove(source)
             self.dirs.add(target)
-            for path in [p for p in self.names if p.parent == source]:
-                self.names[target / path.name] = self.names.pop(path)
+            for path in [p for p in self.names if dirname(p) == source]:
+                self.names[target + path[len(source) :]] = self.names.pop(path)
 
     def drop_orphans(self) -> None:
         """Forget names and directories whose directory is not there."""
-        self.dirs = {d for d in self.dirs if all(p in self.dirs for p in d.parents)}
-        self.names = {p: i for p, i in self.names.items() if p.parent in self.dirs}
+        found: set[str] = {"/"}
+        for path in sorted(self.dirs):
+            if dirname(path) in found:
+                found.add(path)
+        self.dirs = found
+        self.names = {p: i for p, i in self.names.items() if dirname(p) in found}
 
 
 def _settled_at(ops: Sequence[Op]) -> list[int]:
     """Per operation: the position of the one that makes it durable; len(ops) where none does."""
     settled = [len(ops)] * len(ops)
     files: dict[int, list[int]] = {}
-    folders: dict[Path, list[int]] = {}
+    folders: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
         if op.what in ("write", "truncate"):
             files.setdefault(op.inode, []).append(i)
@@ -143,7 +148,7 @@ def _settled_at(ops: Sequence[Op]) -> list[int]:
             for j in files.pop(op.inode, ()):
                 settled[j] = i
         elif op.what in ("mkdir", "rmdir", "create", "unlink", "rename"):
-            folders.setdefault((op.target or op.path).parent, []).append(i)
+            folders.setdefault(dirname(op.target or op.path), []).append(i)
         elif op.what == "sync_dir":
             for j in folders.pop(op.path, ()):
                 settled[j] = i
@@ -258,27 +263,29 @@ class SimDisk:
         return False
 
     def exists(self, path: Path) -> bool:
-        return path in self.state.names or path in self.state.dirs
+        return str(path) in self.state.names or str(path) in self.state.dirs
 
     def listdir(self, path: Path) -> list[str]:
         self.before("listdir", path)
+        folder = str(path)
         entries = (*self.state.names, *self.state.dirs)
-        return sorted(p.name for p in entries if p.parent == path and p.name)
+        return sorted(basename(p) for p in entries if dirname(p) == folder and p != "/")
 
     def mkdir(self, path: Path) -> None:
         for each in (*reversed(path.parents), path):
-            if each not in self.state.dirs:
+            if str(each) not in self.state.dirs:
                 self.before("mkdir", each)
-                self._do(Op("mkdir", each))
+                self._do(Op("mkdir", str(each)))
 
     def open(self, path: Path, create: bool = False, direct: bool = False) -> int:
         self.before("open", path)
-        if path not in self.state.names:
-            if not create or path.parent not in self.state.dirs:
-                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-            self._do(Op("create", path, self._number()))
+        name = str(path)
+        if name not in self.state.names:
+            if not create or dirname(name) not in self.state.dirs:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+            self._do(Op("create", name, self._number()))
         handle = self._number()
-        self._handles[handle] = (self.state.names[path], path)
+        self._handles[handle] = (self.state.names[name], path)
         return handle
 
     def close(self, handle: int) -> None:
@@ -298,11 +305,11 @@ class SimDisk:
         data = b"".join(buffers)
         if self.tear_next is not None:
             part, self.tear_next = data[: self.tear_next], None
-            self._do(Op("write", path, inode, offset, part))
+            self._do(Op("write", str(path), inode, offset, part))
             raise OSError(errno.EIO, "Input/output error")
         if offset + len(data) - len(content) > self.free_bytes(path):
             raise OSError(errno.ENOSPC, "No space left on device")
-        self._do(Op("write", path, inode, offset, data))
+        self._do(Op("write", str(path), inode, offset, data))
 
     def preadv(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         content = self._file("preadv", handle)[2]
@@ -315,38 +322,39 @@ class SimDisk:
 
     def fdatasync(self, handle: int) -> None:
         inode, path, _ = self._file("fdatasync", handle)
-        self._do(Op("sync", path, inode))
+        self._do(Op("sync", str(path), inode))
 
     def truncate(self, handle: int, length: int) -> None:
         inode, path, content = self._file("truncate", handle)
         if length != len(content):
-            self._do(Op("truncate", path, inode, length))
+            self._do(Op("truncate", str(path), inode, length))
 
     def rename(self, source: Path, target: Path) -> None:
         self.before("rename", source)
-        self._do(Op("rename", source, target=target))
+        self._do(Op("rename", str(source), target=str(target)))
 
     def unlink(self, path: Path) -> None:
         self.before("unlink", path)
-        self._do(Op("unlink", path))
+        self._do(Op("unlink", str(path)))
 
     def remove_tree(self, path: Path) -> None:
-        for name in [n for n in self.state.names if n.parent == path]:
-            self.unlink(name)
-        self._do(Op("rmdir", path))
+        for name in self.listdir(path):
+            self.unlink(path / name)
+        self._do(Op("rmdir", str(path)))
 
     def fsync_dir(self, path: Path) -> None:
         self.before("fsync_dir", path)
-        self._do(Op("sync_dir", path))
+        self._do(Op("sync_dir", str(path)))
 
     def disk_bytes(self, path: Path, deep: bool = True) -> int:
         self.before("disk_bytes", path)
-        total = self._real_bytes(path)
+        total = self._real_bytes(str(path))
         if deep:
-            total += sum(self._real_bytes(p) for p in self.state.names if path in p.parents)
+            inside = f"{path}/"
+            total += sum(self._real_bytes(p) for p in self.state.names if p.startswith(inside))
         return total
 
-    def _real_bytes(self, path: Path) -> int:
+    def _real_bytes(self, path: str) -> int:
         content = self.state.contents.get(self.state.names.get(path, 0))
         if isinstance(content, SimIndexState):
             return _BLOCK_BYTES * (8 + len(content.blocks) // 16)
@@ -362,11 +370,12 @@ class SimDisk:
         """`IndexOpener` over the same state and log."""
         name = path / "data.mdb"
         self.before("open_index", name)
-        if name not in self.state.names:
+        if str(name) not in self.state.names:
             if not create:
                 raise IndexBroken(f"{name} is missing or empty")
-            self._do(Op("create", name, self._number(), data=store_id, change=IndexChange()))
-        inode = self.state.names[name]
+            new = Op("create", str(name), self._number(), data=store_id, change=IndexChange())
+            self._do(new)
+        inode = self.state.names[str(name)]
         index = self.state.contents[inode]
         if not isinstance(index, SimIndexState) or index.store_id != store_id:
             raise IndexBroken(f"{name} belongs to another store")
@@ -397,7 +406,7 @@ class SimIndex:
         change = IndexChange(
             tuple(change.puts), tuple(change.removes), change.log_end, tuple(change.namespaces)
         )
-        self._disk.log.append(Op("commit", self._path, self._inode, change=change))
+        self._disk.log.append(Op("commit", str(self._path), self._inode, change=change))
         return self._index.apply(change)
 
     def close(self, clean: bool) -> None:

@@ -170,9 +170,9 @@ class Workload:
         )
 
 
-def check(disk: SimDisk, ledger: Ledger, durable: set[bytes]) -> Recovered:
+def check(disk: SimDisk, ledger: Ledger, durable: set[bytes], go_on: bool = True) -> Recovered:
     """Open what a crash left: it opens, every frame verifies and is one that was handed in under
-    its key, every durable key is there, and the log goes on and can be opened again."""
+    its key, every durable key is there, and (`go_on`) the log goes on and can be opened again."""
     tier, recovered = open_log(disk)
     there = rows(recovered)
     missing = durable - set(there)
@@ -183,6 +183,8 @@ def check(disk: SimDisk, ledger: Ledger, durable: set[bytes]) -> Recovered:
         assert error is None, f"{key.hex()}: {error}"
         assert bytes(frame) in ledger.versions[key], "bytes that nobody stored"
     tier.check_integrity()
+    if not go_on:
+        return recovered
     (new,) = store(tier, [make_frame(key_of("after the crash"), (5000,))])
     tier.close()
     tier, again = open_log(disk)

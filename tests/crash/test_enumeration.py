@@ -19,7 +19,7 @@ from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.index import IndexChange, LmdbIndex
 
 TORN_STATES_PER_CUT = 6
-SEEDS = range(4)
+SEEDS = range(3)
 STEPS = 24
 
 
@@ -53,7 +53,8 @@ def test_every_crash_leaves_a_log_that_opens_with_every_durable_object(seed: int
             candidates += [history.torn(cut, random) for _ in range(TORN_STATES_PER_CUT)]
         for i, state in enumerate(candidates):
             try:
-                recovered = check(reopened(state), ledger, durable)
+                go_on = i < 2 or random.random() < 0.25
+                recovered = check(reopened(state), ledger, durable, go_on)
             except Exception as e:
                 e.add_note(f"seed {seed}, cut {cut} of {len(history.ops)}, state {i}")
                 raise
@@ -80,7 +81,7 @@ def test_a_crash_while_recovering_from_a_crash_loses_nothing_either(seed: int) -
         open_log(disk)[0].close()
         second = History(disk.log, before)
         for again in range(len(second.ops) + 1):
-            check(reopened(second.state(again)), ledger, durable)
+            check(reopened(second.state(again)), ledger, durable, go_on=False)
             check(reopened(second.torn(again, random)), ledger, durable)
             states += 2
     assert states > 30
@@ -108,9 +109,9 @@ def test_the_enumeration_would_notice_a_missing_sync() -> None:
 def materialise(state: DiskState, root: Path) -> None:
     """The same disk as real files and a real LMDB."""
     for folder in sorted(state.dirs):
-        (root / folder.relative_to("/")).mkdir(exist_ok=True)
+        (root / folder[1:]).mkdir(exist_ok=True)
     for path, inode in state.names.items():
-        target = root / path.relative_to("/")
+        target = root / path[1:]
         content = state.contents[inode]
         if isinstance(content, SimIndexState):
             index = LmdbIndex(target.parent, content.store_id, 1 << 24, sync=False, create=True)
