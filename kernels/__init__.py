@@ -13,8 +13,9 @@ Values. The result is a function of the input alone, the same bits from every ba
 sign bit is the input's, at zero too. Magnitudes beyond the largest code saturate. An infinity
 saturates as well: its group's scale is that of the largest finite float. A NaN makes its whole
 group NaN: the scale byte is NaN (e4m3 0x7f, ue8m0 0xff) and the codes are zero. Dequantised values
-are rounded once to float32 (exact for every finite record that quantising can give), then half to
-even to bfloat16; a NaN reads back as the positive quiet one (0x7fc00000, 0x7fc0).
+are rounded once to float32, which changes nothing in a record that quantising gave except that a
+product beyond float32's range is an infinity; then half to even to bfloat16. A NaN reads back as
+the positive quiet one (0x7fc00000, 0x7fc0).
 
 Errors. TypeError for what is no array or has another dtype; ValueError for a shape, a memory
 layout, an overlap or a read-only ``out`` that can't be right. Nothing was written then.

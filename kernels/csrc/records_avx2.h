@@ -224,15 +224,6 @@ RECORDS_AVX2_INLINE void decode_fp4(const kv_u8* codes, const kv_u8* scales, kv_
 constexpr kv_u8 kFp8PlainScaleMin = 127 - 100;
 constexpr kv_u8 kFp8PlainScaleMax = 127 + 100;
 
-// An e4m3 byte's exponent and fraction, moved to their places in half precision, read 2^-8 times
-// its value; the conversion takes half precision's subnormals as quickly as the rest.
-RECORDS_AVX2_INLINE __m256 decode_e4m3(__m128i codes, __m256 scale_256) {
-    const __m128i words = _mm_cvtepu8_epi16(codes);
-    const __m128i sign = _mm_slli_epi16(_mm_srli_epi16(words, 7), 15);
-    const __m128i magnitude = _mm_srli_epi16(_mm_slli_epi16(words, 9), 2);
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(sign, magnitude)), scale_256);
-}
-
 RECORDS_AVX2_INLINE void store16(kv_u8* at, __m256 first, __m256 second, Float32) {
     _mm256_storeu_ps(reinterpret_cast<float*>(at), first);
     _mm256_storeu_ps(reinterpret_cast<float*>(at) + 8, second);
@@ -245,6 +236,18 @@ RECORDS_AVX2_INLINE void store16(kv_u8* at, __m256 first, __m256 second, BFloat1
                             _mm256_srli_epi32(_mm256_castps_si256(second), 16));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
                         _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+
+// An e4m3 byte's exponent and fraction, moved to their places in half precision, read 2^-8 times
+// its value; the conversion takes half precision's subnormals as quickly as the rest. Widening
+// with sign leaves copies of the sign bit above the byte: one of them stays, in the sign's place.
+template <class Value>
+RECORDS_AVX2_INLINE void decode_e4m3(__m128i codes, __m256 scale_256, kv_u8* values) {
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7),
+                                            _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256 first = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    const __m256 second = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    store16(values, _mm256_mul_ps(first, scale_256), _mm256_mul_ps(second, scale_256), Value());
 }
 
 RECORDS_AVX2_INLINE bool plain_fp8_group(__m256i codes, kv_u8 scale) {
@@ -262,12 +265,9 @@ RECORDS_AVX2_INLINE void decode_fp8(const kv_u8* codes, const kv_u8* scales, kv_
         if (plain_fp8_group(code, scales[g])) {
             const __m256 scale = _mm256_castsi256_ps(
                 _mm256_set1_epi32((scales[g] + 8) << kKvMantissaBits));
-            const __m128i low = _mm256_castsi256_si128(code);
-            const __m128i high = _mm256_extracti128_si256(code, 1);
-            store16(values, decode_e4m3(low, scale), decode_e4m3(_mm_srli_si128(low, 8), scale),
-                    Value());
-            store16(values + kStep * Value::kBytes, decode_e4m3(high, scale),
-                    decode_e4m3(_mm_srli_si128(high, 8), scale), Value());
+            decode_e4m3<Value>(_mm256_castsi256_si128(code), scale, values);
+            decode_e4m3<Value>(_mm256_extracti128_si256(code, 1), scale,
+                               values + kStep * Value::kBytes);
         } else {
             PortableSpan<KvFp8, Value>::dequantize(codes, scales + g, values, 1);
         }
