@@ -79,7 +79,7 @@ def measure(kind: str, backend: str, value_bytes: int, rounds: int, seed: int) -
 
 def print_table(results: Sequence[dict]) -> None:
     """One line per kind and backend."""
-    print("GB/s of the bfloat16 side per CPU second, one thread (ratio to a copy of the same bytes)")
+    print("GB per CPU second of the bfloat16 side, one thread (ratio to a copy of these bytes)")
     print(f"{'kind':6} {'backend':9} {'quantise':>16} {'dequantise':>16} {'copy':>7}")
     for row in results:
         figures = (
