@@ -142,7 +142,7 @@ def evict(
     ] = False,
     deadline_s: DeadlineOption = DEADLINE_S_DEFAULT,
 ) -> None:
-    """Drop blocks, leaf first. Blocks under a lease stay."""
+    """Drop blocks, leaf first. Those in use, under a lease or on their way to SSD stay."""
     namespace_id = _hex(namespace, "namespace")
     keys = [_hex(text, "key") for text in key or ()]
     only = _tier(tier)
@@ -150,4 +150,5 @@ def evict(
         raise InvalidRequest("name a --namespace, or say --all to evict from every one")
     with _store(store, deadline_s) as client:
         gone = client.evict(namespace_id, [k for k in keys if k] or None, only)
-    print(f"{gone} blocks evicted")
+        left = client.stat().blocks
+    print(f"{gone} blocks evicted, {left} left in the store")

@@ -73,7 +73,12 @@ class RemoteTransport:
                 f"a {name} message of {size} B passes the {self._message_bytes_max} B that "
                 f"{self._peer} takes; send less at a time or raise server.message_bytes_max"
             )
-        return await self._carrier.unary(name, request, timeout_s)
+        try:
+            return await self._carrier.unary(name, request, timeout_s)
+        except MessageTooLarge:
+            # The daemon was started again with another limit; the next call will know it.
+            await self.hello(timeout_s)
+            raise
 
     def _decoded(self, name: str, decode: Callable[[bytes], Any], reply: bytes) -> Any:
         try:

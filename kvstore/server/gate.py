@@ -22,6 +22,7 @@ from kvstore.server.status import to_status
 from kvstore.server.wire import Parts
 
 _log = logging.getLogger(__name__)
+_GONE = "caller gone"
 _INTERNAL = "the daemon failed; its log has the reason"
 
 
@@ -91,10 +92,12 @@ class Gate:
 
     def _unary(self, name: str, handler: Handler) -> Any:
         async def call(data: bytes, context: Any) -> bytes:
-            started_s, result = time.perf_counter(), "ok"
+            started_s, result = time.perf_counter(), _GONE
             try:
                 self._check_size(name, data)
-                return await self._finish(handler(data), self._timeout_s(context))
+                reply = await self._finish(handler(data), self._timeout_s(context))
+                result = "ok"
+                return reply
             except Exception as e:
                 result = type(e).__name__
                 await self._abort(name, e, context)
@@ -106,11 +109,12 @@ class Gate:
 
     def _streamed(self, name: str, handler: StreamHandler) -> Any:
         async def call(data: bytes, context: Any) -> AsyncIterator[bytes]:
-            started_s, result = time.perf_counter(), "ok"
+            started_s, result = time.perf_counter(), _GONE
             try:
                 self._check_size(name, data)
                 async for parts in handler(data):
                     yield b"".join(parts)
+                result = "ok"
             except Exception as e:
                 result = type(e).__name__
                 await self._abort(name, e, context)

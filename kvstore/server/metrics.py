@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallMetrics:
-    """Duration of calls by method and result (`ok` or the error's name)."""
+    """Duration of calls by method and result (`ok`, `caller gone` or the error's name)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(

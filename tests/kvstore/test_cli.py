@@ -160,7 +160,10 @@ def test_evict_takes_a_key_a_namespace_or_all(
 ) -> None:
     url, ns, keys = served
     where = ("--store", url, "--namespace", ns.id.hex())
-    assert kvstore("evict", *where, "--key", keys[-1].hex()).out == "1 blocks evicted\n"
+    assert (
+        kvstore("evict", *where, "--key", keys[-1].hex()).out
+        == "1 blocks evicted, 5 left in the store\n"
+    )
     refused = kvstore("evict", "--store", url)
     assert (refused.code, "--all" in refused.err) == (2, True)
     assert kvstore("evict", "--store", url, "--all", "--tier", "ssd").code == 0

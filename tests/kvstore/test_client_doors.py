@@ -79,7 +79,7 @@ def put_chain(door: Door, ns: NamespaceHandle, blocks: int, seed: int = 0) -> li
 
 
 def sections_of(data: object) -> list[bytes]:
-    return [bytes(section) for section in data.sections]  # type: ignore[attr-defined]
+    return [bytes(section) for section in data.sections]
 
 
 def test_what_was_put_is_matched_and_read(door: Door) -> None:

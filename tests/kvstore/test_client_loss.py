@@ -8,11 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from daemons import STORE_SETTINGS, Daemon, Door, chain, fresh_namespace, keys_of
 
-from kvstore import Durability, NamespaceHandle, Outcome, PutOutcome, connect
-from kvstore.errors import LeaseExpired, Unavailable, UnknownNamespace
+from kvstore import (
+    Durability,
+    Layout,
+    NamespaceHandle,
+    Outcome,
+    PutOutcome,
+    SectionSpec,
+    connect,
+)
+from kvstore.errors import LeaseExpired, MessageTooLarge, Unavailable, UnknownNamespace
 from kvstore.namespace import namespace_id
 
 STORED = PutOutcome.STORED
@@ -80,8 +89,9 @@ def test_a_lease_of_a_lost_daemon_ends_quietly(daemon: Daemon) -> None:
 
 
 def test_a_stalled_daemon_costs_the_deadline_and_no_more(daemon: Daemon) -> None:
-    with connect(daemon.url, deadline_s=0.3) as client:
+    with connect(daemon.url) as client:
         ns = client.open_namespace(fresh_namespace())
+        client._client.deadline_s = 0.3
         daemon.signal(signal.SIGSTOP)
         try:
             with pytest.raises(Unavailable, match="deadline"):
@@ -90,6 +100,26 @@ def test_a_stalled_daemon_costs_the_deadline_and_no_more(daemon: Daemon) -> None
                 connect(daemon.url, deadline_s=0.3)
         finally:
             daemon.signal(signal.SIGCONT)
+
+
+def test_a_daemon_that_comes_back_with_other_limits_is_met_again(tmp_path: Path) -> None:
+    listen = f"unix://{tmp_path}/kv.sock"
+    large = Daemon(listen, None, STORE_SETTINGS).start()
+    small = Daemon(listen, None, {**STORE_SETTINGS, "server.message_bytes_max": "64KiB"})
+    try:
+        door = Door(listen, asynchronous=False)
+        ns = door.open()
+        assert door.client.put(ns, chain(ns, 1000)) == [STORED] * 1000
+        large.kill()
+        small.start()
+        until_available(door, door.client.stat)
+        with pytest.raises(MessageTooLarge):
+            door.client.put(ns, chain(ns, 1000, seed=1))
+        assert door.client.put(ns, chain(ns, 1000, seed=1)) == [STORED] * 1000
+        door.close()
+    finally:
+        large.kill()
+        small.kill()
 
 
 def test_no_daemon_is_unavailable_at_once(tmp_path: Path) -> None:
@@ -159,6 +189,27 @@ def test_many_threads_share_a_client(daemon: Daemon) -> None:
             assert all(pool.map(work, range(8)))
 
 
+def test_a_million_tokens_are_one_match(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(daemon.url) as client:
+        layout = Layout((SectionSpec(0, "main", 256, 4),))
+        ns = client.open_namespace(fresh_namespace(layout))
+        keys = ns.block_keys(np.zeros(1 << 20, np.uint32))
+        assert len(keys) == 4096
+        carrier = client._client._transport._carrier
+        unary, calls = carrier.unary, []
+
+        async def count(name: str, request: Any, timeout_s: float) -> bytes:
+            calls.append((name, sum(map(len, request))))
+            reply: bytes = await unary(name, request, timeout_s)
+            return reply
+
+        monkeypatch.setattr(carrier, "unary", count)
+        assert client.match(ns, keys).hit_blocks == 0
+    ((name, size),) = calls
+    assert name == "Match"
+    assert 4096 * 32 < size < 4096 * 32 + 100
+
+
 def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
     daemon: Daemon, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +223,7 @@ def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
 
     async def flip(name: str, request: Any, timeout_s: float) -> bytes:
         reply: bytes = await unary(name, request, timeout_s)
-        at = reply.find(blocks[1].sections[2]) + 7  # type: ignore[arg-type]
+        at = reply.find(blocks[1].sections[2]) + 7
         return reply if name != "Read" else reply[:at] + bytes([reply[at] ^ 1]) + reply[at + 1 :]
 
     monkeypatch.setattr(carrier, "unary", flip)

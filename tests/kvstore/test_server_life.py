@@ -69,19 +69,33 @@ class Hosted:
         assert not self._thread.is_alive()
 
 
+class Held:
+    """Calls of the engine that say when they began, and go on when they are let."""
+
+    def __init__(self) -> None:
+        self.flushing, self.waiting, self.go = (threading.Event() for _ in range(3))
+
+    def await_flush(self) -> None:
+        assert self.flushing.wait(20.0)
+
+
 @pytest.fixture
-def slow_flush(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Flushes wait for the event."""
-    gate = threading.Event()
-    flush = Engine.flush
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    held, flush, wait_for = Held(), Engine.flush, Engine.wait_for
 
     async def slow(self: Engine) -> None:
-        while not gate.is_set():
+        held.flushing.set()
+        while not held.go.is_set():
             await asyncio.sleep(0.005)
         await flush(self)
 
+    async def waiting(self: Engine, *arguments: Any) -> Any:
+        held.waiting.set()
+        return await wait_for(self, *arguments)
+
     monkeypatch.setattr(Engine, "flush", slow)
-    return gate
+    monkeypatch.setattr(Engine, "wait_for", waiting)
+    return held
 
 
 @pytest.fixture
@@ -107,7 +121,7 @@ def until(condition: Any) -> None:
 
 
 def test_draining_finishes_what_is_in_flight_and_takes_nothing_new(
-    tmp_path: Path, slow_flush: threading.Event, pool: ThreadPoolExecutor
+    tmp_path: Path, held: Held, pool: ThreadPoolExecutor
 ) -> None:
     hosted = Hosted(tmp_path / "kv.sock", {"dir": tmp_path / "store"}).start()
     with connect(hosted.url) as client, connect(hosted.url) as other:
@@ -118,14 +132,14 @@ def test_draining_finishes_what_is_in_flight_and_takes_nothing_new(
         client.reserve(ns, [(b.key, b.parent) for b in pending])
         in_flight = pool.submit(client.flush)
         waiting = pool.submit(other.wait_for, ns, keys_of(pending), 60.0)
-        until(lambda: client.stat().counters is not None and not in_flight.done())
-        time.sleep(0.1)
+        held.await_flush()
+        assert held.waiting.wait(20.0)
         hosted.stop()
         with pytest.raises(Unavailable):
             waiting.result(20.0)
         until(lambda: refuses(other))
         assert not in_flight.done()
-        slow_flush.set()
+        held.go.set()
         in_flight.result(20.0)
     hosted.join()
     assert hosted.result is None
@@ -136,44 +150,45 @@ def test_draining_finishes_what_is_in_flight_and_takes_nothing_new(
 
 
 def test_a_second_signal_cuts_calls_off(
-    tmp_path: Path, slow_flush: threading.Event, pool: ThreadPoolExecutor
+    tmp_path: Path, held: Held, pool: ThreadPoolExecutor
 ) -> None:
     hosted = Hosted(tmp_path / "kv.sock", {"dir": tmp_path / "store"}).start()
     with connect(hosted.url) as client:
         in_flight = pool.submit(client.flush)
-        time.sleep(0.2)
+        held.await_flush()
         hosted.stop()
         hosted.stop()
         with pytest.raises(Unavailable):
             in_flight.result(20.0)
-        slow_flush.set()
+        held.go.set()
     hosted.join()
     assert hosted.result is None
 
 
-def test_a_call_whose_caller_left_runs_to_its_end(
-    tmp_path: Path, slow_flush: threading.Event
-) -> None:
+def test_a_call_whose_caller_left_runs_to_its_end(tmp_path: Path, held: Held) -> None:
     hosted = Hosted(tmp_path / "kv.sock", {"dir": tmp_path / "store"}).start()
-    with connect(hosted.url, deadline_s=0.2) as client, pytest.raises(Unavailable):
-        client.flush()
+    with connect(hosted.url) as client:
+        client._client.deadline_s = 1.0
+        with pytest.raises(Unavailable):
+            client.flush()
+    held.await_flush()
     hosted.stop()
-    slow_flush.set()
+    held.go.set()
     hosted.join()
     assert hosted.result is None
 
 
 def test_calls_beyond_the_limit_are_refused(
-    tmp_path: Path, slow_flush: threading.Event, pool: ThreadPoolExecutor
+    tmp_path: Path, held: Held, pool: ThreadPoolExecutor
 ) -> None:
     settings = {"dir": tmp_path / "store", "server.calls_max": 1}
     hosted = Hosted(tmp_path / "kv.sock", settings).start()
     with connect(hosted.url) as client:
         in_flight = pool.submit(client.flush)
-        time.sleep(0.2)
+        held.await_flush()
         with pytest.raises(Overloaded):
             client.stat()
-        slow_flush.set()
+        held.go.set()
         in_flight.result(20.0)
         client.stat()
     hosted.stop()
@@ -197,19 +212,17 @@ def test_an_unforeseen_failure_is_an_error_without_its_insides(
     hosted.join()
 
 
-def test_health_follows_the_drain(
-    tmp_path: Path, slow_flush: threading.Event, pool: ThreadPoolExecutor
-) -> None:
+def test_health_follows_the_drain(tmp_path: Path, held: Held, pool: ThreadPoolExecutor) -> None:
     hosted = Hosted(tmp_path / "kv.sock", {"dir": tmp_path / "store"}).start()
     with connect(hosted.url) as client, grpc.insecure_channel(hosted.url) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         in_flight = pool.submit(client.flush)
-        time.sleep(0.1)
+        held.await_flush()
         hosted.stop()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
-        slow_flush.set()
+        held.go.set()
         in_flight.result(20.0)
     hosted.join()
 
@@ -286,3 +299,7 @@ def test_the_daemon_loads_no_torch_and_no_cupy() -> None:
 
 def test_importing_the_package_loads_next_to_nothing() -> None:
     assert not loaded_by("kvstore") & {"numpy", "grpc", "google", "lmdb", "pydantic", "torch"}
+
+
+def test_importing_the_client_loads_neither_engine_nor_grpc() -> None:
+    assert not loaded_by("kvstore.client") & {"grpc", "lmdb", "pydantic", "torch"}

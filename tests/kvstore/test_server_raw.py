@@ -175,7 +175,7 @@ def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel) -> None:
 def test_unknown_numbers_and_descriptors_are_refused(stub: Any) -> None:
     ns = open_namespace(stub)
     for call, request in (
-        (stub.Commit, pb.CommitRequest(reservation_id=1, durability=9)),  # type: ignore[arg-type]
+        (stub.Commit, pb.CommitRequest(reservation_id=1, durability=9)),
         (stub.Evict, pb.EvictRequest(tier=64)),
         (stub.OpenNamespace, pb.OpenNamespaceRequest(canonical_json=b"{}")),
         (stub.OpenNamespace, pb.OpenNamespaceRequest(canonical_json=b"\xff")),

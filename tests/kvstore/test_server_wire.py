@@ -23,7 +23,7 @@ def block_puts(draw: st.DrawFn) -> BlockPut:
 
 def as_bytes(block: BlockPut) -> tuple[bytes, bytes, list[bytes], list[bytes]]:
     assert block.checksums is not None
-    sections = [bytes(memoryview(s)) for s in block.sections]  # type: ignore[arg-type]
+    sections = [bytes(memoryview(s)) for s in block.sections]
     return block.key, block.parent, sections, list(block.checksums)
 
 
