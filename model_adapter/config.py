@@ -70,7 +70,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GlobalCache:
-    """One of the caches that persist. `role`: `main` or `index`; a row stands for `ratio` tokens."""
+    """One persistent cache. `role`: `main` or `index`; a row stands for `ratio` tokens."""
 
     layer: int
     role: str

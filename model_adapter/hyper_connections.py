@@ -6,11 +6,16 @@ stochastic matrix mixes the streams.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from model_adapter.norms import rstd
 from model_adapter.weights import Weights
+
+SPREAD_ELEMENTS_MAX = 1 << 20
+"""Bounds the products held at once: positions × n × n × H."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +55,39 @@ class StreamSite:
         n, eps = self._n, self._eps
         flat = streams.flatten(1).float()
         mixed = flat @ self._vector("fn").T * rstd(flat, self._norm_eps)
-        scale = self._vector("scale").repeat_interleave(
-            torch.tensor([n, n, n * n]), output_size=2 * n + n * n
-        )
-        z = torch.addcmul(self._vector("base"), mixed, scale)
+        z = torch.addcmul(self._vector("base"), mixed, self._scale)
         return Coefficients(
             pre=z[:, :n].sigmoid() + eps,
             post=2 * z[:, n : 2 * n].sigmoid(),
             comb=sinkhorn(z[:, 2 * n :].unflatten(1, (n, n)), self._iterations, eps),
         )
 
+    @cached_property
+    def _scale(self) -> torch.Tensor:
+        """One factor per coefficient, from the three on disk."""
+        n = self._n
+        return self._vector("scale").repeat_interleave(torch.tensor([n, n, n * n]))
+
     def _vector(self, name: str) -> torch.Tensor:
         return self._weights.vector(f"{self._prefix}_{name}")
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """float32 [T, n, n] to nearly doubly stochastic [T, n, n].
+    """float32 [T, n, n] on the CPU to nearly doubly stochastic [T, n, n].
 
-    Positions go last meanwhile: sums over n run along whole rows of positions then.
+    Positions go last meanwhile, so that sums over n run along whole rows of positions. The loop is
+    a hundred tiny operations, half of a decode step at torch's cost per call; NumPy gives the same
+    bits for a third of it.
     """
-    m = logits.permute(1, 2, 0).contiguous().softmax(1).add_(eps)
-    m.div_(m.sum(0, keepdim=True).add_(eps))
-    for _ in range(iterations - 1):
-        m.div_(m.sum(1, keepdim=True).add_(eps))
-        m.div_(m.sum(0, keepdim=True).add_(eps))
-    return m.permute(2, 0, 1)
+    last = logits.softmax(2).permute(1, 2, 0).contiguous().add_(eps)
+    matrix = last.numpy()
+    addend = np.float32(eps)
+    sums = [np.empty_like(matrix[:1]), np.empty_like(matrix[:, :1])]
+    for axis in [0] + [1, 0] * (iterations - 1):
+        np.add.reduce(matrix, axis=axis, keepdims=True, out=sums[axis])
+        sums[axis] += addend
+        np.divide(matrix, sums[axis], out=matrix)
+    return last.permute(2, 0, 1)
 
 
 def collapse(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
@@ -83,6 +96,16 @@ def collapse(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
 
 
 def spread(streams: torch.Tensor, output: torch.Tensor, c: Coefficients) -> torch.Tensor:
-    """post[j]·y + Σ_i comb[i,j]·X[i]: the streams [T, n, H] behind a site with output [T, H]."""
-    added = c.post.unsqueeze(2) * output.float().unsqueeze(1)
-    return torch.baddbmm(added, c.comb.transpose(1, 2), streams.float()).to(streams.dtype)
+    """post[j]·y + Σ_i comb[i,j]·X[i]: the streams [T, n, H] behind a site with output [T, H].
+
+    Products are rounded before they are summed in order: a fused product sum, which a matrix
+    product would be, moves values across the rounding midpoints of the quantisers further on.
+    """
+    count, n, hidden = streams.shape
+    step = max(1, SPREAD_ELEMENTS_MAX // (n * n * hidden))
+    out = torch.empty_like(streams)
+    for at in range(0, count, step):
+        rows = slice(at, at + step)
+        mixed = (c.comb[rows].unsqueeze(3) * streams[rows].float().unsqueeze(2)).sum(1)
+        out[rows] = mixed.add_(c.post[rows].unsqueeze(2) * output[rows].float().unsqueeze(1))
+    return out

@@ -1,6 +1,7 @@
 """RMSNorm in float32 (ds41f §2 Norm)."""
 
 import torch
+from torch.nn import functional
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -8,7 +9,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Squares, mean, scaling and weight in float32; one rounding at the end.
     """
-    return (x.float() * rstd(x, eps) * weight).to(x.dtype)
+    return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def rstd(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -48,7 +48,8 @@ def rotate_(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     back.
     """
     part = x[..., x.shape[-1] - 2 * rotation.shape[-1] :]
-    pairs = part.float().unflatten(-1, (-1, 2))
-    turned = torch.view_as_real(torch.view_as_complex(pairs).mul(rotation)).flatten(-2)
-    part.copy_(turned)
+    wide = part.float()
+    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotation)
+    if wide is not part:
+        part.copy_(wide)
     return x

@@ -17,6 +17,8 @@ from model_adapter.errors import TensorError
 
 WEIGHT_CACHE_BYTES_MAX_DEFAULT = 4 << 30
 
+_Key = str | tuple[str, torch.dtype]
+
 
 class Weights:
     """Converted tensors of a `Checkpoint` with a bounded memory.
@@ -35,7 +37,7 @@ class Weights:
         self.cache_bytes_max = cache_bytes_max
         self.cached_bytes = 0
         self._views: dict[str, torch.Tensor] = {}
-        self._converted: OrderedDict[str, tuple[torch.Tensor, ...]] = OrderedDict()
+        self._converted: OrderedDict[_Key, tuple[torch.Tensor, ...]] = OrderedDict()
 
     def vector(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An unquantised tensor under its whole name, in `dtype` (default: float32)."""
@@ -43,7 +45,7 @@ class Weights:
         view = self._view(name)
         if view.dtype == dtype:
             return view
-        return self._cached(f"{name}:{dtype}", lambda: (view.to(dtype),))[0]
+        return self._cached((name, dtype), lambda: (view.to(dtype),))[0]
 
     def matrix(self, name: str) -> torch.Tensor:
         """`{name}.weight`, [out, in], dequantised with `{name}.scale` where it has one."""
@@ -95,7 +97,7 @@ class Weights:
         )
 
     def _cached(
-        self, key: str, convert: Callable[[], tuple[torch.Tensor, ...]]
+        self, key: _Key, convert: Callable[[], tuple[torch.Tensor, ...]]
     ) -> tuple[torch.Tensor, ...]:
         entry = self._converted.get(key)
         if entry is not None:
