@@ -30,6 +30,8 @@ class Fill(Enum):
 
     MATRIX = "matrix"
     """A projection: keeps the size of what it maps."""
+    RESIDUAL = "residual"
+    """A projection whose output is added to the streams: smaller, the deeper the network."""
     NORM = "norm"
     """A norm's weight, around one."""
     EMBEDDING = "embedding"
@@ -70,8 +72,8 @@ def _fp32(name: str, *shape: int, fill: Fill = Fill.MATRIX) -> TensorSpec:
     return TensorSpec(name, shape, Encoding.FP32, fill)
 
 
-def _fp8(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", shape, Encoding.FP8_BLOCK, Fill.MATRIX)
+def _fp8(name: str, *shape: int, fill: Fill = Fill.MATRIX) -> TensorSpec:
+    return TensorSpec(f"{name}.weight", shape, Encoding.FP8_BLOCK, fill)
 
 
 def _norm(name: str, *shape: int) -> TensorSpec:
@@ -95,7 +97,7 @@ def _attention(c: Config, at: str) -> Iterator[TensorSpec]:
     yield _fp8(f"{at}.wq_b", heads * dim, q_lora)
     yield _fp8(f"{at}.wkv", dim, hidden)
     yield _fp8(f"{at}.wo_a", o_lora, heads * dim // groups)
-    yield _fp8(f"{at}.wo_b", hidden, o_lora)
+    yield _fp8(f"{at}.wo_b", hidden, o_lora, fill=Fill.RESIDUAL)
     yield _norm(f"{at}.q_norm.weight", q_lora)
     yield _norm(f"{at}.kv_norm.weight", dim)
     yield _fp32(f"{at}.attn_sink", heads, fill=Fill.OFFSET)
@@ -122,13 +124,16 @@ def _experts(c: Config, at: str, experts: int) -> Iterator[TensorSpec]:
     yield _bf16(f"{at}.gate.weight", experts, hidden)
     yield _fp32(f"{at}.gate.bias", experts, fill=Fill.BIAS)
     yield _fp32(f"{at}.gate.bias_vl", experts, fill=Fill.BIAS)
-    shapes = {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}
-    for w, shape in shapes.items():
-        yield _fp8(f"{at}.shared_experts.{w}", *shape)
+    parts = (
+        ("w1", (inner, hidden), Fill.MATRIX),
+        ("w2", (hidden, inner), Fill.RESIDUAL),
+        ("w3", (inner, hidden), Fill.MATRIX),
+    )
+    for w, shape, fill in parts:
+        yield _fp8(f"{at}.shared_experts.{w}", *shape, fill=fill)
     for e in range(experts):
-        for w, shape in shapes.items():
-            name = f"{at}.experts.{e}.{w}.weight"
-            yield TensorSpec(name, shape, Encoding.FP4_ROW, Fill.MATRIX)
+        for w, shape, fill in parts:
+            yield TensorSpec(f"{at}.experts.{e}.{w}.weight", shape, Encoding.FP4_ROW, fill)
 
 
 def _engram(c: Config, at: str, rows: int) -> Iterator[TensorSpec]:

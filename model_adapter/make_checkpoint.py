@@ -1,14 +1,17 @@
 """Random checkpoints in the released on-disk layout (ds41f §3), the same for the same seed.
 
 Values are drawn per tensor from the seed and the tensor's name, so that neither the order nor the
-sharding changes them. A projection has variance 1/columns and a norm's weight lies around one,
-which keeps activations sane through any depth: mHC mixes the streams by doubly stochastic matrices,
-and what is added at each site is of size one.
+sharding changes them. A projection has variance 1/columns and a norm's weight lies around one. What
+is added to the streams is smaller by the root of the number of sites, two per layer, so that all
+sites together add about as much as the embedding brought. mHC's mixing is doubly stochastic and
+changes no sizes. So activations stay sane at any depth; and, as in a trained network, what lies far
+back matters less than what is near: an answer after a bounded replay (ds41f §5) is mostly that
+of a full prefill.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +39,7 @@ _AMAX_MIN = 1e-4
 Float32 = npt.NDArray[np.float32]
 
 
-def _random(spec: TensorSpec, seed: int) -> Float32:
+def _random(spec: TensorSpec, seed: int, sites: int) -> Float32:
     digest = hashlib.sha256(f"{seed}/{spec.name}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     match spec.fill:
@@ -46,6 +49,8 @@ def _random(spec: TensorSpec, seed: int) -> Float32:
             mean, deviation = 1.0, 0.1
         case Fill.MATRIX:
             mean, deviation = 0.0, spec.shape[-1] ** -0.5
+        case Fill.RESIDUAL:
+            mean, deviation = 0.0, (spec.shape[-1] * sites) ** -0.5
         case Fill.EMBEDDING:
             mean, deviation = 0.0, 1.0
         case Fill.OFFSET:
@@ -103,13 +108,12 @@ def encode_tensor(spec: TensorSpec, values: Float32) -> dict[str, torch.Tensor]:
     return {spec.name: codes, spec.scale_name: scale}
 
 
-def _shards(
-    specs: Iterable[TensorSpec], seed: int, bytes_max: int
-) -> Iterator[dict[str, torch.Tensor]]:
+def _shards(config: Config, seed: int, bytes_max: int) -> Iterator[dict[str, torch.Tensor]]:
+    sites = 2 * config["text_config"]["num_hidden_layers"]
     shard: dict[str, torch.Tensor] = {}
     size = 0
-    for spec in specs:
-        tensors = encode_tensor(spec, _random(spec, seed))
+    for spec in tensor_specs(config):
+        tensors = encode_tensor(spec, _random(spec, seed, sites))
         added = sum(t.nbytes for t in tensors.values())
         if shard and size + added > bytes_max:
             yield shard
@@ -129,7 +133,7 @@ def write_weights(
     """
     parts: list[list[str]] = []
     tensor_bytes = 0
-    for number, shard in enumerate(_shards(tensor_specs(config), seed, shard_bytes_max)):
+    for number, shard in enumerate(_shards(config, seed, shard_bytes_max)):
         save_file(shard, directory / f"part-{number}", metadata={"format": "pt"})
         parts.append(list(shard))
         tensor_bytes += sum(t.nbytes for t in shard.values())

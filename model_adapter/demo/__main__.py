@@ -15,7 +15,7 @@ from model_adapter.demo.conversations import load_conversations
 from model_adapter.demo.daemon import Daemon
 from model_adapter.demo.picture import draw
 from model_adapter.demo.play import Played, play_checked, play_plain
-from model_adapter.demo.present import report
+from model_adapter.demo.present import WIDTH_MIN, print_report
 from model_adapter.demo.reference import ProcessBlocks
 from model_adapter.demo.results import DemoResults
 from model_adapter.demo.schedule import schedule
@@ -103,7 +103,7 @@ class Demo:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<34}"),
-        BarColumn(),
+        BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("turns"),
         TimeElapsedColumn(),
@@ -117,11 +117,12 @@ def main(
     ),
     preset: Annotated[str, typer.Option(help="Sizes of the random checkpoint.")] = "small",
     seed: Annotated[int, typer.Option(help="Of the checkpoint.")] = 0,
-    turns: Annotated[int, typer.Option(min=1, help="Turns per session at most.")] = 5,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per turn.")] = 16,
+    turns: Annotated[int, typer.Option(min=1, help="Turns per session at most.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per turn.")] = 8,
 ) -> None:
     """Real agent sessions without a store, with an empty one, and with a warm one."""
-    console = Console()
+    detected = Console()
+    console = Console(width=max(detected.width, WIDTH_MIN))
     out.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="ds41f-demo-") as directory,
@@ -131,7 +132,7 @@ def main(
     draw(results, out / "demo.png")
     results.save(out / "demo.json")
     console.print(f"picture: {out / 'demo.png'}, numbers: {out / 'demo.json'}")
-    console.print(report(results))
+    print_report(results, console)
     raise typer.Exit(1 if results.problems else 0)
 
 

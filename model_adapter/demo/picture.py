@@ -22,7 +22,7 @@ _INCHES = (11.0, 6.5)
 
 
 def _ticks(axes: Axes, results: DemoResults) -> None:
-    labels = [f"{p.turn.session[:4]}·{p.turn.number}" for p in results.plain]
+    labels = [p.turn.label for p in results.plain]
     axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)

@@ -1,60 +1,68 @@
 """The tables."""
 
-from rich.console import Group
+from rich import box
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from kvstore import Tier
 from model_adapter.demo.results import DemoResults, Totals
 
-_COLUMNS = (
-    ("session", "left"),
-    ("turn", "right"),
-    ("tokens", "right"),
-    ("TTFT no store", "right"),
-    ("hit", "right"),
-    ("TTFT", "right"),
-    ("hit ", "right"),
-    ("replayed", "right"),
-    ("TTFT ", "right"),
-    ("gain", "right"),
-    ("fetched", "right"),
-    ("from", "left"),
-    ("equal", "center"),
-)
+WIDTH_MIN = 112
+"""Columns that the tables need."""
 
 
-def _seconds(s: float) -> str:
-    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.0f} ms"
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column(columns[0], no_wrap=True, vertical="bottom")
+    for name in columns[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
-def _kilobytes(b: int) -> str:
-    return f"{b / 1e3:,.0f} kB" if b else "–"
+def _count(n: float) -> str:
+    return f"{n:,.0f}" if n else "–"
 
 
 def turn_table(results: DemoResults) -> Table:
-    """A row per turn. The first hit and TTFT are the pass with an empty store, the second those
-    after the restart."""
-    table = Table(
-        title="Each turn: without a store │ store empty at first │ store warm, daemon restarted",
-        title_justify="left",
+    """A row per turn, the three passes side by side; times in milliseconds."""
+    table = _table(
+        "Each turn: without a store │ with an empty one │ with a warm one, its daemon restarted",
+        "session\n·turn",
+        "prompt\ntokens",
+        "no store\nTTFT ms",
+        "empty:\nhit",
+        "\nTTFT ms",
+        "warm:\nhit",
+        "\nreplayed",
+        "\nTTFT ms",
+        "\ngain",
+        "fetched\nkB",
+        "blocks\nssd",
+        "\ndram",
+        "\nequal",
     )
-    for name, justify in _COLUMNS:
-        table.add_column(name, justify=justify, no_wrap=True)
     for plain, empty, warm in zip(results.plain, results.empty, results.warm, strict=True):
         p, e, w = plain.report, empty.report, warm.report
         table.add_row(
-            plain.turn.session,
-            str(plain.turn.number),
-            str(p.prompt_tokens),
-            _seconds(p.ttft_s),
-            str(e.hit_tokens),
-            _seconds(e.ttft_s),
-            str(w.hit_tokens),
-            str(w.replayed_tokens),
-            _seconds(w.ttft_s),
+            plain.turn.label,
+            _count(p.prompt_tokens),
+            _count(p.ttft_s * 1e3),
+            _count(e.hit_tokens),
+            _count(e.ttft_s * 1e3),
+            _count(w.hit_tokens),
+            _count(w.replayed_tokens),
+            _count(w.ttft_s * 1e3),
             f"÷ {p.ttft_s / w.ttft_s:.1f}",
-            _kilobytes(w.fetched_bytes),
-            w.tiers,
+            _count(w.fetched_bytes / 1e3),
+            _count(w.hit_blocks.get(Tier.SSD, 0)),
+            _count(w.hit_blocks.get(Tier.DRAM, 0)),
             "yes" if empty.equal and warm.equal else "NO",
         )
     return table
@@ -62,53 +70,57 @@ def turn_table(results: DemoResults) -> Table:
 
 def total_table(results: DemoResults) -> Table:
     """A row per pass."""
-    table = Table(title="In all", title_justify="left")
-    for name in (
+    table = _table(
+        "In all",
         "pass",
-        "prompt tokens",
+        "prompt\ntokens",
         "hit",
         "replayed",
-        "encoder positions",
-        "TTFT",
-        "fetched",
-        "stored",
-        "blocks from",
-    ):
-        table.add_column(name, justify="left" if name in ("pass", "blocks from") else "right")
+        "encoder\npositions",
+        "TTFT s",
+        "fetched\nkB",
+        "stored\nkB",
+        "blocks\nssd",
+        "\ndram",
+    )
     names = {"no store": results.plain, "empty": results.empty, "warm": results.warm}
     for name, played in names.items():
         t = Totals.of(played)
-        tiers = ", ".join(f"{str(k.name).lower()} {n}" for k, n in t.hit_blocks.items() if n)
         table.add_row(
             name,
-            f"{t.prompt_tokens:,}",
+            _count(t.prompt_tokens),
             f"{t.hit_share:.1%}",
-            f"{t.replayed_tokens:,}",
-            f"{t.encoder_positions:,}",
-            _seconds(t.ttft_s),
-            _kilobytes(t.fetched_bytes),
-            _kilobytes(t.stored_bytes),
-            tiers or "–",
+            _count(t.replayed_tokens),
+            _count(t.encoder_positions),
+            f"{t.ttft_s:.1f}",
+            _count(t.fetched_bytes / 1e3),
+            _count(t.stored_bytes / 1e3),
+            _count(t.hit_blocks[Tier.SSD]),
+            _count(t.hit_blocks[Tier.DRAM]),
         )
     return table
 
 
-def lookup_line(results: DemoResults) -> str:
-    """What the restarted daemon's counters say of all keys that were looked up."""
+def _lookups(results: DemoResults) -> str:
     total = sum(results.lookup_blocks.values())
-    parts = [f"{name} {n / total:.1%}" for name, n in results.lookup_blocks.items()]
-    return f"the restarted daemon's lookups: {', '.join(parts)} of {total} blocks"
+    parts = [f"{name} {n / total:.1%}" for name, n in results.lookup_blocks.items() if n]
+    return f"{total} blocks looked up after the restart: {', '.join(parts)}"
 
 
 def report(results: DemoResults) -> Group:
-    """Everything, the verdict last."""
+    """Both tables and what they do not say."""
     layout = results.layout
     notes = (
-        f"{layout.bytes_per_token:g} B of global KV per token, blocks of {layout.block_tokens} "
-        f"tokens = {layout.block_bytes:,} B; {lookup_line(results)}.\n"
+        f"{layout.bytes_per_token:g} B of global KV per token, {layout.block_bytes:,} B per block "
+        f"of {layout.block_tokens} tokens. {_lookups(results)}.\n"
         f"{results.same_as_plain} of {len(results.warm)} warm answers are also those of a full "
-        f"prefill: a replay is approximate by design. {results.seconds:.0f} s."
+        f"prefill, which a replay approximates. {results.seconds:.0f} s in all."
     )
+    return Group(turn_table(results), total_table(results), Text(notes), Text())
+
+
+def print_report(results: DemoResults, console: Console) -> None:
+    """The tables, then the verdict on a line of its own, however long."""
+    console.print(report(results))
     style = "bold red" if results.problems else "bold green"
-    verdict = Text(results.verdict, style=style)
-    return Group(turn_table(results), total_table(results), Text(notes), verdict)
+    console.print(Text(results.verdict, style=style), soft_wrap=True)

@@ -71,16 +71,15 @@ class DemoResults:
         found = []
         for name, played in (("empty", self.empty), ("warm", self.warm)):
             for p in played:
-                at = f"{name} pass, session {p.turn.session} turn {p.turn.number}"
+                at = f"{name} pass, turn {p.turn.label}"
                 if not p.equal:
                     found.append(f"{at}: the answer differs from the same replay without a store")
                 if p.report.store_error:
                     found.append(f"{at}: {p.report.store_error}")
                 if p.report.refused_blocks:
                     found.append(f"{at}: {p.report.refused_blocks} blocks refused")
-        warm = Totals.of(self.warm)
-        if not warm.hit_blocks[Tier.SSD]:
-            found.append("warm pass: nothing came from SSD")
+        if not Totals.of(self.warm).hit_blocks[Tier.SSD]:
+            found.append("warm pass: nothing came from SSD after the restart")
         return found
 
     @property
@@ -99,10 +98,9 @@ class DemoResults:
             )
         plain, warm = Totals.of(self.plain), Totals.of(self.warm)
         return (
-            f"PASSED: after the restart {warm.hit_share:.0%} of {warm.prompt_tokens:,} prompt "
-            f"tokens came from the store, time to first token fell from {plain.ttft_s:.1f} s to "
-            f"{warm.ttft_s:.1f} s in all (÷ {plain.ttft_s / warm.ttft_s:.1f}), and every answer is "
-            "that of the same replay without a store."
+            f"PASSED: {warm.hit_share:.0%} of the prompt tokens came from the restarted store, "
+            f"time to first token ÷ {plain.ttft_s / warm.ttft_s:.1f} ({plain.ttft_s:.1f} s → "
+            f"{warm.ttft_s:.1f} s), every answer equal to the same replay without a store."
         )
 
     def to_json(self) -> dict[str, Any]:

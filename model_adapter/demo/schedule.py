@@ -20,6 +20,11 @@ class Turn:
     number: int
     prompt_ids: TokenIds
 
+    @property
+    def label(self) -> str:
+        """Short name for a table or a picture."""
+        return f"{self.session[:4]}·{self.number}"
+
 
 def schedule(
     conversations: Sequence[Conversation], tokenizer: Tokenizer, turns_max: int
