@@ -6,10 +6,9 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from kvstore.errors import UnsupportedURL
+from kvstore.server.address import SOCKET_PATH_BYTES_MAX, join_authority, parse_authority
 
 Scheme = Literal["file", "unix", "dns"]
-SOCKET_PATH_BYTES_MAX = 107
-"""What the kernel's `sockaddr_un` holds."""
 _FORMS = "file:///dir, unix:///path/of.sock or dns:///host:port"
 
 
@@ -26,13 +25,9 @@ class StoreURL:
     @property
     def grpc_target(self) -> str:
         """The URL as gRPC's resolvers want it."""
-        return f"unix:{self.path}" if self.scheme == "unix" else f"dns:///{self.authority}"
-
-    @property
-    def authority(self) -> str:
-        """`host:port`, with brackets around an IPv6 address."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        if self.scheme == "unix":
+            return f"unix:{self.path}"
+        return f"dns:///{join_authority(self.host, self.port)}"
 
 
 def _local_path(text: str, netloc: str, path: str) -> Path:
@@ -45,21 +40,6 @@ def _local_path(text: str, netloc: str, path: str) -> Path:
     if not local.is_absolute() or local == Path("/"):
         raise UnsupportedURL(f"{text!r} needs an absolute path; the store's URL is {_FORMS}")
     return local
-
-
-def parse_authority(text: str, where: str) -> tuple[str, int]:
-    """Host and port of `host:port` (`[v6]:port`). `where`: what to name in the error.
-
-    Raises `UnsupportedURL`.
-    """
-    parts = urlsplit(f"//{text}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError as e:
-        raise UnsupportedURL(f"{where}: {e}") from e
-    if not host or port is None or parts.username is not None:
-        raise UnsupportedURL(f"{where} needs host:port, not {text!r}")
-    return host, port
 
 
 def parse_url(text: str) -> StoreURL:
@@ -78,6 +58,9 @@ def parse_url(text: str) -> StoreURL:
             )
         return StoreURL(text, "unix", path=path)
     if parts.scheme == "dns":
-        host, port = parse_authority(parts.netloc or parts.path.lstrip("/"), repr(text))
+        try:
+            host, port = parse_authority(parts.netloc or parts.path.lstrip("/"))
+        except ValueError as e:
+            raise UnsupportedURL(f"{text!r}: {e}") from e
         return StoreURL(text, "dns", host=host, port=port)
     raise UnsupportedURL(f"{text!r} has no scheme that is known here; a store's URL is {_FORMS}")

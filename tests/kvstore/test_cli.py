@@ -194,6 +194,7 @@ def test_the_store_may_come_from_the_environment(
         (("serve", "--listen", "tcp://0.0.0.0:1"), "ConfigError: server.listen: '0.0.0.0' is not"),
         (("serve", "--dram", "lots"), "ConfigError: dram.budget_bytes: "),
         (("serve", "--set", "lease.ttl=1"), "unknown key 'lease.ttl'; known here: lease_ttl_s_"),
+        (("serve", "--dir", "/dev/null"), "DiskError: "),
         (("serve", "--set", "lease"), "write it as key=value"),
         (("serve", "--config", "/nowhere.toml"), "can't read the configuration /nowhere.toml"),
         (("serve", "--metrics", "10.0.0.1:1"), "server.metrics_listen: '10.0.0.1' is not a loop"),
