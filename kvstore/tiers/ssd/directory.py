@@ -154,9 +154,9 @@ def _tenant_secret(files: FileSystem, directory: Directory) -> bytes:
                 f"{path} was missing; with the new one, blocks of tenants are no longer found"
             )
         secret = os.urandom(SECRET_BYTES)
-        write_file(files, path, f"{_sealed(secret.hex())}\n".encode())
+        write_file(files, path, _sealed(secret.hex()).encode())
         return secret
-    text = read_file(files, path).decode("ascii", errors="replace").strip()
+    text = read_file(files, path).decode("ascii", errors="replace")
     secret_hex = text[len(_SECRET_WORDS) + 1 :].partition(" ")[0]
     if text != _sealed(secret_hex):
         raise StoreFormatError(
@@ -168,4 +168,4 @@ def _tenant_secret(files: FileSystem, directory: Directory) -> bytes:
 
 def _sealed(secret_hex: str) -> str:
     body = f"{_SECRET_WORDS} {secret_hex}"
-    return f"{body} {xxhash.xxh3_128_hexdigest(body.encode())}"
+    return f"{body} {xxhash.xxh3_128_hexdigest(body.encode())}\n"

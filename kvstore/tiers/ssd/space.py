@@ -13,7 +13,7 @@ from kvstore.tiers.ssd.segments import SEGMENT_HEADER_BYTES, SEGMENTS_MAX
 
 _INDEX_GROWTH_BYTES = 2 * PAGE_BYTES
 """What one more entry may add to the index file before the file is looked at again: LMDB copies the
-leaf page and may split it."""
+leaf page, and may split it."""
 _INDEX_RESERVE_SHIFT = 7
 _INDEX_RESERVE_BYTES_MIN = 128 << 10
 
@@ -37,8 +37,10 @@ class SegmentBook:
 class Space:
     """Books over all segments and the budget.
 
-    Below the budget two things are kept free: one segment, for compaction, and 1/128 (at least
-    128 KiB), for the index file, which grows in the course of changes that free space elsewhere.
+    Below the budget two things are kept free: one segment, for compaction; and room for the index
+    file to grow in the course of changes that free space elsewhere, at most by its own size, since
+    LMDB copies the pages that a commit touches: 1/128 of the budget, 128 KiB, or as much as the
+    index takes, whichever is most.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Space:
         self._segments: dict[int, SegmentBook] = {}
         self._current: int | None = None
         self._unsettled_bytes = 0
+        self._unsettled_frames = 0
         self._disk_bytes = 0
         self._other_bytes = 0
+        self._index_bytes = 0
         self._free_bytes = 0
         self._live_bytes = 0
         self._lock = threading.Lock()
@@ -95,7 +99,7 @@ class Space:
             fits = current is not None and (
                 self._segments[current].end + stored_bytes <= self.segment_bytes
             )
-            need = stored_bytes + _INDEX_GROWTH_BYTES + (0 if fits else SEGMENT_HEADER_BYTES)
+            need = stored_bytes + (0 if fits else SEGMENT_HEADER_BYTES)
             if not self._room(need, compaction):
                 return None
             number = current if current is not None and fits else self._open_new()
@@ -105,13 +109,15 @@ class Space:
             book.live_bytes += stored_bytes
             book.unsettled_bytes += stored_bytes
             self._live_bytes += stored_bytes
-            self._unsettled_bytes += stored_bytes + _INDEX_GROWTH_BYTES
+            self._unsettled_bytes += stored_bytes
+            self._unsettled_frames += 1
             return location
 
     def _room(self, need: int, compaction: bool) -> bool:
         need += self._unsettled_bytes
-        limit = self.budget_bytes - self._index_reserve
+        limit = self.budget_bytes - max(self._index_reserve, self._index_bytes)
         if not compaction:
+            need += (self._unsettled_frames + 1) * _INDEX_GROWTH_BYTES
             limit -= self.segment_bytes
         return (
             self._disk_bytes + self._other_bytes + need <= limit
@@ -144,7 +150,8 @@ class Space:
             for location, length in places:
                 book = self._segments[location.segment]
                 book.unsettled_bytes -= length
-                self._unsettled_bytes -= length + _INDEX_GROWTH_BYTES
+                self._unsettled_bytes -= length
+                self._unsettled_frames -= 1
                 if not written:
                     self._die(book, length)
 
@@ -190,8 +197,11 @@ class Space:
         with self._lock:
             self._disk_bytes -= self._segments.pop(number).disk_bytes
 
-    def measured(self, segments: dict[int, int], other_bytes: int, free_bytes: int) -> None:
-        """Real sizes of some segments, of everything else in the directory, and free space."""
+    def measured(
+        self, segments: dict[int, int], other_bytes: int, index_bytes: int, free_bytes: int
+    ) -> None:
+        """Real sizes of some segments, of everything else in the directory, of the index among
+        that, and free space."""
         with self._lock:
             for number, disk_bytes in segments.items():
                 book = self._segments.get(number)
@@ -199,6 +209,7 @@ class Space:
                     self._disk_bytes += disk_bytes - book.disk_bytes
                     book.disk_bytes = disk_bytes
             self._other_bytes = other_bytes
+            self._index_bytes = index_bytes
             self._free_bytes = free_bytes
 
     def leaves_floor(self, write_bytes: int, free_bytes: int) -> bool:
@@ -211,7 +222,8 @@ class Space:
             books = self._segments.values()
             assert self._live_bytes == sum(b.live_bytes for b in books), "live bytes"
             assert self._disk_bytes == sum(b.disk_bytes for b in books), "bytes on disk"
-            assert self._unsettled_bytes >= sum(b.unsettled_bytes for b in books), "unsettled"
+            assert self._unsettled_bytes == sum(b.unsettled_bytes for b in books), "unsettled"
+            assert (self._unsettled_bytes == 0) == (self._unsettled_frames == 0), "unsettled frames"
             for number, b in self._segments.items():
                 assert 0 <= b.live_bytes <= b.end - SEGMENT_HEADER_BYTES, f"{number}: {b}"
                 assert b.unsettled_bytes >= 0, f"{number}: {b}"

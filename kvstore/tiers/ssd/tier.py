@@ -314,7 +314,8 @@ class SsdTier:
             other = self._files.disk_bytes(root, deep=False)
             for name in self._files.listdir(root):
                 other += self._files.disk_bytes(root / name, deep=name != "segments")
-            self._space.measured(sizes, other, self._files.free_bytes(root))
+            index = self._files.disk_bytes(self._directory.index_path)
+            self._space.measured(sizes, other, index, self._files.free_bytes(root))
 
         self._attempt("looking at", root, look)
 
