@@ -52,11 +52,11 @@ class Attention:
             self.compressor.append(x, work)
         if self._indexer is not None:
             self._indexer.select(q_latent, x, work)
-        out = torch.empty(q.shape, dtype=torch.float32)
+        out = torch.empty_like(q)
         for i, span in enumerate(work.spans):
             self._attend_span(q[span.rows], fresh[span.rows], work, i, out[span.rows])
         rotate_(out, rotation.conj().unsqueeze(1))
-        return self._project(out.to(x.dtype))
+        return self._project(out)
 
     def _project(self, out: torch.Tensor) -> torch.Tensor:
         """Heads [T, heads, D] through wo_a, each group by its own slice, and wo_b."""

@@ -22,7 +22,7 @@ class Block:
         self._prefix = spec.prefix
         self._eps = config.norm_eps
         self._weights = weights
-        self._engram = engram
+        self.engram = engram
         self._attention = Attention(config, spec, weights)
         self._moe = MoE(config, spec, weights)
         self._attention_site, self._ffn_site = (
@@ -63,7 +63,7 @@ class Block:
         self._attention.compressor.append(self._normed(x, "attn_norm"), work)
 
     def _look_up(self, streams: torch.Tensor, work: ForwardPass) -> torch.Tensor:
-        return streams if self._engram is None else self._engram.forward(streams, work)
+        return streams if self.engram is None else self.engram.forward(streams, work)
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self._weights.vector(f"{self._prefix}.{name}.weight"), self._eps)

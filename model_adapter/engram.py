@@ -38,7 +38,7 @@ class EngramHasher:
 
     def __init__(self, config: EngramConfig, merged: Ids, image_token: int | None) -> None:
         self._config = config
-        self._merged = merged
+        self.merged = merged
         self._image_token = image_token
         self._pad = merged[config.pad_token]
         self._layers = dict(zip(config.layers, _layer_hashes(config), strict=True))
@@ -68,7 +68,7 @@ class EngramHasher:
     def _shifted(self, tokens: Ids, history: int) -> list[Ids]:
         """Merged ids at t, t−1, … for every t; pad from an image token or the start backwards."""
         context = self._config.ngram_max - 1
-        ids = self._merged[tokens]
+        ids = self.merged[tokens]
         outside = np.zeros(len(tokens), bool)
         if self._image_token is not None:
             outside = tokens == self._image_token
@@ -93,16 +93,16 @@ class Engram:
         self._hidden = config.hidden
         self._streams = config.streams
         self._eps = config.norm_eps
-        self._hasher = hasher
+        self.hasher = hasher
         self._weights = weights
 
     def rows(self, work: ForwardPass) -> Ids:
         """Table rows [T, orders·heads] at the pass's positions."""
         parts = []
         for span in work.spans:
-            history = min(span.start, self._hasher.history_tokens)
+            history = min(span.start, self.hasher.history_tokens)
             tokens = span.cache.token_ids[span.start - history : span.stop].astype(np.int64)
-            parts.append(self._hasher.rows(self._layer, tokens, history))
+            parts.append(self.hasher.rows(self._layer, tokens, history))
         return np.concatenate(parts)
 
     def forward(self, streams: torch.Tensor, work: ForwardPass) -> torch.Tensor:

@@ -53,6 +53,7 @@ class Indexer:
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights) -> None:
         assert spec.kv_source is not None
         self._prefix = f"{spec.prefix}.attn.indexer"
+        self._layer = spec.index
         self._source = spec.kv_source
         self._ratio = spec.ratio
         self._heads = config.index_heads
@@ -88,6 +89,7 @@ class Indexer:
             if not self._chooses_blocks and previous is not None:
                 chosen.blocks = previous.blocks
             work.selections[i] = chosen
+            work.observe("selection", self._layer, chosen.entries)
 
     def _queries(
         self, q_latent: torch.Tensor, x: torch.Tensor, work: ForwardPass

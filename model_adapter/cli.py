@@ -1,0 +1,33 @@
+"""`ds41f`: the adapter's command line. A command loads torch only when it runs."""
+
+import sys
+
+import typer
+
+from model_adapter.commands.check_golden import check_golden
+from model_adapter.commands.generate import generate
+from model_adapter.commands.make_checkpoint import make_checkpoint
+
+app = typer.Typer(
+    help="DeepSeek-V4.1-Flash on its own caches, kept in a kvstore.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, make_checkpoint, check_golden):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point of `ds41f`. An error that the caller can mend is one line and exit status 2."""
+    from kvstore.errors import KVStoreError
+    from model_adapter.errors import AdapterError
+
+    try:
+        app()
+    except (AdapterError, KVStoreError) as e:
+        print(f"ds41f: {e}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

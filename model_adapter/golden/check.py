@@ -1,0 +1,63 @@
+"""All comparisons of one golden directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from model_adapter.golden.blocks import blocks_alone
+from model_adapter.golden.end_to_end import GROUPS, Comparison
+from model_adapter.golden.result import Part, Result, Status, not_covered
+from model_adapter.golden.tolerance import TOLERANCES
+from model_adapter.golden.vectors import Vectors
+from model_adapter.model import Model
+
+DTypeName = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every comparison in order, then every key that was not covered."""
+
+    directory: Path
+    dtype: str
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Something was compared, and nothing is over its tolerance."""
+        statuses = [r.status for r in self.results]
+        return Status.OK in statuses and Status.FAIL not in statuses
+
+    def worst(self, part: Part) -> Result | None:
+        """The largest relative error that has a tolerance."""
+        held = (r for r in self.results if r.part is part and r.tolerance)
+        return max(held, key=lambda r: r.error or 0.0, default=None)
+
+    def count(self, status: Status) -> int:
+        """Number of results with a status."""
+        return sum(r.status is status for r in self.results)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "directory": str(self.directory),
+            "dtype": self.dtype,
+            "ok": self.ok,
+            "counts": {s.value: self.count(s) for s in Status},
+            "results": [r.as_json() for r in self.results],
+        }
+
+
+def check_golden(directory: Path, dtype: DTypeName = "float32") -> Report:
+    """Compare the adapter with `golden-{dtype}.safetensors` of a golden directory.
+
+    Raises `GoldenError`, `ConfigError` or `CheckpointError` for a directory that can't be used.
+    """
+    vectors = Vectors(directory, dtype)
+    model = Model.load(directory, getattr(torch, dtype))
+    comparison = Comparison(model, vectors, TOLERANCES[dtype])
+    results = [r for group in (*GROUPS, blocks_alone) for r in group(comparison)]
+    results += [not_covered(key) for key in sorted(vectors.keys - vectors.used)]
+    return Report(directory, dtype, tuple(results))
