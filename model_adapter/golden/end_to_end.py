@@ -1,7 +1,5 @@
-"""Comparisons that run the whole network. Each group yields results; `GROUPS` lists them all.
-
-A group for what the adapter learns next (images, drafts) is one more function in `GROUPS`.
-"""
+"""Comparisons that run the whole network on text. Each group yields results; `TEXT_GROUPS` lists
+them all."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -154,4 +152,10 @@ def greedy_tokens(c: Comparison) -> Iterator[Result]:
         yield c.relative("greedy.top1_gap", torch.stack(gaps))
 
 
-GROUPS: tuple[Group, ...] = (exact_runs, engram_ids, bounded_prefill, prefix_hits, greedy_tokens)
+TEXT_GROUPS: tuple[Group, ...] = (
+    exact_runs,
+    engram_ids,
+    bounded_prefill,
+    prefix_hits,
+    greedy_tokens,
+)
