@@ -23,7 +23,7 @@ def image_prompt(c: Comparison) -> Iterator[Result]:
     image = from_patches(patches, rows, columns, config.vision)
     prompt = locate_images(ids.numpy(), [image], config.image_token)
     if "image.vision_token_types" in c.vectors:
-        types = torch.from_numpy(prompt.token_types)
+        types = torch.from_numpy(prompt.token_types())
         yield c.equal("image.vision_token_types", types, always=True)
     embedded = VisionEncoder.of(config, c.model.weights).rows(prompt.images, 0, len(ids))
     assert embedded is not None
