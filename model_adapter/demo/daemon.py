@@ -12,6 +12,8 @@ from kvstore.errors import KVStoreError
 
 START_S_MAX = 30.0
 STOP_S_MAX = 30.0
+FREE_FLOOR_BYTES = 64 << 20
+"""Left free on the disk: a passing visitor needs less of a margin than a daemon that stays."""
 
 
 class Daemon:
@@ -33,6 +35,7 @@ class Daemon:
         dram, ssd = self._budgets
         command = [sys.executable, "-m", "kvstore.cli", "serve", "--dir", str(self._store)]
         command += ["--listen", self.url, "--dram", str(dram), "--ssd", str(ssd)]
+        command += ["--set", f"ssd.free_floor_bytes={FREE_FLOOR_BYTES}"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._await_ready()
@@ -51,6 +54,13 @@ class Daemon:
         self.stop()
         words = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RuntimeError(f"kvstored did not come up; its log {self._log} ends:\n{words}")
+
+    @property
+    def pid(self) -> int:
+        """Process id. Raises `RuntimeError` where it does not run."""
+        if self._process is None:
+            raise RuntimeError("the daemon does not run")
+        return self._process.pid
 
     def stop(self) -> None:
         """Ask it to drain and end; kill it where it does not within `STOP_S_MAX`."""
