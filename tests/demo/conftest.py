@@ -1,0 +1,5 @@
+"""Small models: the threads of one operation would wait for each other longer than they compute."""
+
+import torch
+
+torch.set_num_threads(1)
