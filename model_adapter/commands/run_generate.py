@@ -1,5 +1,6 @@
 """What `ds41f generate` does; apart from its flags, so that `--help` loads no torch."""
 
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,10 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 import kvstore
+from kvstore.errors import Unavailable
 from model_adapter.errors import InputError
 from model_adapter.model import Model
 from model_adapter.session import CachedSession, Generation, StoreBlocks, namespace_of
 from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def read_prompt(path: Path) -> str:
@@ -49,6 +53,17 @@ def report_table(generation: Generation) -> Table:
     return table
 
 
+def _connect(store: str | None, deadline_s: float) -> kvstore.Client | None:
+    """A daemon that is not there is no reason not to answer; a wrong URL or directory is."""
+    if not store:
+        return None
+    try:
+        return kvstore.connect(store, deadline_s=deadline_s)
+    except Unavailable as e:
+        logger.warning("going on without the store: %s", e)
+        return None
+
+
 def run(
     checkpoint: Path,
     prompt_file: Path,
@@ -65,8 +80,8 @@ def run(
     model = Model.load(checkpoint, dtype=getattr(torch, dtype))
     with ExitStack() as stack:
         source = None
-        if store:
-            client = stack.enter_context(kvstore.connect(store, deadline_s=deadline_s))
+        if client := _connect(store, deadline_s):
+            stack.enter_context(client)
             source = StoreBlocks(client, namespace_of(model, checkpoint, block_tokens))
         session = CachedSession(model, source, mode)
         ids = encode_prompt(tokenizer, text)
