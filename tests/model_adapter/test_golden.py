@@ -1,0 +1,122 @@
+"""The adapter against the golden vectors, and the check itself against broken ones."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from golden_model import DIRECTORY
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from model_adapter.cli import app
+from model_adapter.errors import GoldenError
+from model_adapter.golden import Report, Status, check_golden
+from model_adapter.golden.result import Part, Result, equal, relative
+
+
+@pytest.fixture(scope="module")
+def float32() -> Report:
+    return check_golden(DIRECTORY, "float32")
+
+
+@pytest.fixture(scope="module")
+def bfloat16() -> Report:
+    return check_golden(DIRECTORY, "bfloat16")
+
+
+def failures(report: Report) -> list[Result]:
+    return [r for r in report.results if r.status is Status.FAIL]
+
+
+def test_float32_is_within_tolerance(float32):
+    assert not failures(float32)
+    assert float32.ok
+    assert {r.tolerance for r in float32.results if r.part is Part.BLOCKS} == {1e-5, 0.0}
+    assert not [r for r in float32.results if r.status is Status.INFO]
+
+
+def test_bfloat16_is_within_tolerance(bfloat16):
+    assert not failures(bfloat16)
+    assert bfloat16.ok
+    blocks = [r for r in bfloat16.results if r.part is Part.BLOCKS and r.tolerance]
+    assert {r.tolerance for r in blocks} == {2e-2}
+    assert sum("streams_in" in r.key or "logits" in r.key for r in blocks) == 10
+
+
+def test_only_drafts_are_not_covered(float32):
+    left = {r.key for r in float32.results if r.status is Status.NOT_COVERED}
+    assert left
+    assert all(key.startswith("dspark.") for key in left)
+
+
+def test_every_other_key_is_compared_or_an_input(float32):
+    keys = set(load_file(DIRECTORY / "golden-float32.safetensors"))
+    named = {r.key for r in float32.results}
+    inputs = (".input_ids", ".prompt_ids", ".grid_hw", ".pixel_values")
+    assert all(key.endswith(inputs) for key in keys - named)
+
+
+@pytest.fixture
+def altered(tmp_path):
+    """A function that makes a golden directory whose float32 vectors differ in one key."""
+
+    def make(key: str, change) -> None:
+        vectors = load_file(DIRECTORY / "golden-float32.safetensors")
+        vectors[key] = change(vectors[key])
+        for file in DIRECTORY.iterdir():
+            if not file.name.startswith("golden-"):
+                shutil.copy(file, tmp_path)
+        save_file(vectors, tmp_path / "golden-float32.safetensors")
+        return tmp_path
+
+    return make
+
+
+def test_a_wrong_value_fails_with_its_key(altered):
+    directory = altered("short.logits", lambda t: t * 1.001)
+    (failed,) = failures(check_golden(directory))
+    assert failed.key == "short.logits"
+    assert failed.error == pytest.approx(1e-3, rel=0.01)
+
+
+def test_an_unknown_key_is_listed(altered):
+    directory = altered("mid.logits", lambda t: t)
+    vectors = load_file(directory / "golden-float32.safetensors")
+    vectors["novelty"] = torch.zeros(3)
+    save_file(vectors, directory / "golden-float32.safetensors")
+    report = check_golden(directory)
+    assert "novelty" in {r.key for r in report.results if r.status is Status.NOT_COVERED}
+
+
+def test_command_prints_json_and_its_status(altered):
+    directory = altered("long.hit74.suffix_compressed_kv.4", lambda t: -t)
+    outcome = CliRunner().invoke(app, ["check-golden", str(directory), "--json"])
+    assert outcome.exit_code == 1
+    report = json.loads(outcome.stdout)
+    assert not report["ok"]
+    assert report["counts"]["FAIL"] == 1
+
+
+def test_command_prints_every_tensor():
+    outcome = CliRunner().invoke(app, ["check-golden", str(DIRECTORY), "--dtype", "bfloat16"])
+    assert outcome.exit_code == 0, outcome.stdout
+    for name in ("long.hit144.suffix_compressed_kv.6", "block 9: mid.logits", "not covered"):
+        assert name in outcome.stdout
+
+
+def test_a_directory_without_vectors(tmp_path):
+    with pytest.raises(GoldenError, match="no golden directory"):
+        check_golden(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([torch.nan]), torch.zeros(2)])
+def test_nan_and_shape_are_failures(bad):
+    result = relative(Part.BLOCKS, "x", bad, torch.ones(1), 1e-5)
+    assert result.status is Status.FAIL
+
+
+def test_integers_count_the_unequal():
+    result = equal(Part.BLOCKS, "x", torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5]), 0.0)
+    assert result.error == 0.25
+    assert result.status is Status.FAIL
