@@ -30,7 +30,7 @@ class Checkpoint:
         self._shards: dict[str, Any] = {}
         self._shard_of: dict[str, str] = {}
         for shard, expected in self._read_index().items():
-            handle = self._open(shard)
+            handle = self._open(shard, expected)
             held = set(handle.keys())
             if lost := sorted(expected - held):
                 raise TensorError(
@@ -84,10 +84,13 @@ class Checkpoint:
             raise ShardError(f"{index} is no safetensors index ({e!r}); fetch it again") from e
         return shards
 
-    def _open(self, shard: str) -> Any:
+    def _open(self, shard: str, expected: set[str]) -> Any:
         path = self.directory / shard
         if not path.is_file():
-            raise ShardError(f"shard {path} is missing; {INDEX_FILE} names it, so fetch it")
+            raise ShardError(
+                f"shard {path} is missing; {INDEX_FILE} places {min(expected)} (and "
+                f"{len(expected) - 1} more) in it, so fetch it"
+            )
         try:
             return safe_open(str(path), framework="pt")
         except (SafetensorError, OSError) as e:

@@ -83,15 +83,8 @@ def _quantised_forms(
     spec: TensorSpec,
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
     """On-disk dtype → shapes of codes and scale."""
-    if spec.encoding in (Encoding.BF16, Encoding.FP32):
+    if spec.scale_shape is None:
         return
-    rows, columns = spec.shape
-    groups = -(-columns // quantized.GROUP)
-    if spec.encoding is Encoding.FP8_BLOCK:
-        blocks = (-(-rows // quantized.GROUP), groups)
-        yield quantized.FP8_DTYPE, (spec.shape, blocks)
-    elif spec.encoding is Encoding.FP8_ROW:
-        yield quantized.FP8_DTYPE, (spec.shape, (rows, groups))
-    else:
-        for dtype in sorted(quantized.FP4_DTYPES):
-            yield dtype, ((rows, columns // 2), (rows, groups))
+    fp4 = spec.encoding is Encoding.FP4_ROW
+    for dtype in sorted(quantized.FP4_DTYPES) if fp4 else [quantized.FP8_DTYPE]:
+        yield dtype, (spec.code_shape, spec.scale_shape)

@@ -11,6 +11,9 @@ from typing import Any
 
 Config = dict[str, Any]
 
+SCALE_GROUP = 32
+"""Columns that share a scale; rows too where a scale serves a block."""
+
 
 class Encoding(Enum):
     """How a tensor lies on disk. All but BF16 and FP32 are a `.weight` with a `.scale`."""
@@ -62,6 +65,29 @@ class TensorSpec:
     def parameters(self) -> int:
         """Number of values."""
         return prod(self.shape)
+
+    @property
+    def code_shape(self) -> tuple[int, ...]:
+        """Shape on disk: that of the values, but for FP4, which packs two columns into one."""
+        if self.encoding is Encoding.FP4_ROW:
+            return (*self.shape[:-1], self.shape[-1] // 2)
+        return self.shape
+
+    @property
+    def scale_shape(self) -> tuple[int, ...] | None:
+        """Shape of the scale; None for a tensor that has none."""
+        if self.encoding in (Encoding.BF16, Encoding.FP32):
+            return None
+        rows, columns = self.shape
+        if self.encoding is Encoding.FP8_BLOCK:
+            rows = -(-rows // SCALE_GROUP)
+        return (rows, -(-columns // SCALE_GROUP))
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of data on disk, scale included."""
+        code_bytes = {Encoding.BF16: 2, Encoding.FP32: 4}.get(self.encoding, 1)
+        return prod(self.code_shape) * code_bytes + prod(self.scale_shape or (0,))
 
 
 def _bf16(name: str, *shape: int, fill: Fill = Fill.MATRIX) -> TensorSpec:

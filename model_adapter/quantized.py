@@ -6,7 +6,8 @@ significant bits.
 
 import torch
 
-GROUP = 32
+from model_adapter.checkpoint_spec import SCALE_GROUP
+
 FP8_DTYPE = "F8_E4M3"
 SCALE_DTYPE = "F8_E8M0"
 FP4_DTYPES = frozenset({"I8", "U8"})
@@ -28,10 +29,10 @@ def dequantize_fp8_blocks(
 ) -> torch.Tensor:
     """e4m3 [rows, columns] with one ue8m0 scale per 32×32 block, [⌈rows/32⌉, ⌈columns/32⌉]."""
     rows, columns = codes.shape
-    factor = scale.float().repeat_interleave(GROUP, 1)[:, :columns]
+    factor = scale.float().repeat_interleave(SCALE_GROUP, 1)[:, :columns]
     values = codes.float()
-    for first in range(0, rows, GROUP):
-        values[first : first + GROUP] *= factor[first // GROUP]
+    for first in range(0, rows, SCALE_GROUP):
+        values[first : first + SCALE_GROUP] *= factor[first // SCALE_GROUP]
     return values.to(dtype)
 
 
@@ -39,7 +40,7 @@ def dequantize_fp8_rows(
     codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """e4m3 [..., columns] with one ue8m0 scale per row and 32 columns, [..., columns/32]."""
-    groups = codes.float().unflatten(-1, (-1, GROUP))
+    groups = codes.float().unflatten(-1, (-1, SCALE_GROUP))
     return (groups * scale.float().unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -49,5 +50,5 @@ def dequantize_fp4(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     Returns [rows, columns].
     """
     values = _E2M1_PAIRS[codes.view(torch.uint8).int()].flatten(-2)
-    groups = values.unflatten(-1, (-1, GROUP)).mul_(scale.float().unsqueeze(-1))
+    groups = values.unflatten(-1, (-1, SCALE_GROUP)).mul_(scale.float().unsqueeze(-1))
     return groups.flatten(-2).to(dtype)
