@@ -1,12 +1,15 @@
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 SEED_DEFAULT = 20260919
 
 _slow = (HealthCheck.too_slow, HealthCheck.data_too_large)
-settings.register_profile("quick", deadline=None, derandomize=True, suppress_health_check=_slow)
+_phases = (Phase.explicit, Phase.generate, Phase.shrink)
 settings.register_profile(
-    "long", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=_slow
+    "quick", deadline=None, derandomize=True, phases=_phases, suppress_health_check=_slow
+)
+settings.register_profile(
+    "long", deadline=None, max_examples=2000, phases=_phases, suppress_health_check=_slow
 )
 
 
