@@ -21,6 +21,7 @@ from kvstore.testing.tiers import (
     store,
 )
 from kvstore.tiers.base import PAGE_BYTES, Recovered, WriteItem
+from kvstore.tiers.frame import verify_frame
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.files import OsFileSystem
 
@@ -134,13 +135,73 @@ def test_a_full_disk_at_the_start_is_a_clear_error() -> None:
         open_sim(SimDisk(capacity_bytes=0))
 
 
-def test_a_failed_open_leaves_the_lock_free() -> None:
+@pytest.mark.parametrize("what", ["listdir", "open", "open_index", "disk_bytes", "free_bytes"])
+def test_a_failed_open_leaves_everything_free(what: str) -> None:
     disk = SimDisk()
-    open_sim(disk)[0].close()
-    disk.before = fail_next("open_index", errno.EIO)
+    tier, _ = open_sim(disk)
+    store(tier, [make_frame(key_of(1))])
+    tier.close()
+    disk.before = fail_next(what, errno.EIO)
     with pytest.raises(DiskError, match="EIO"):
         open_sim(disk)
-    open_sim(disk)[0].close()
+    tier, recovered = open_sim(disk)
+    assert recovered.keys == [key_of(1)]
+    tier.close()
+
+
+def segment_sizes(disk: SimDisk) -> dict[str, int]:
+    names = disk.state.names
+    return {n: len(disk.state.file(i)) for n, i in names.items() if n.endswith(".seg")}
+
+
+@pytest.mark.parametrize("index_lost", [False, True])
+@pytest.mark.parametrize("skip", [0, 1, 2, 3])
+def test_a_bad_sector_while_opening_costs_what_it_hits_and_deletes_nothing(
+    skip: int, index_lost: bool
+) -> None:
+    """The read after `skip` others fails: a segment's header, or a frame of the unfinished tail."""
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    stored = store(tier, [make_frame(key_of(i)) for i in range(20)])
+    disk.before = fail_next("commit", errno.EIO)
+    with pytest.raises(DiskError):
+        store(tier, [make_frame(key_of(i)) for i in range(20, 24)])
+    disk.before = no_fault
+    tier.close()
+    if index_lost:
+        disk.unlink(Path("/store/index.lmdb/data.mdb"))
+    before = segment_sizes(disk)
+    fail, reads = fail_next("preadv", errno.EIO, name=".seg"), 0
+
+    def later(what: str, path: Path) -> None:
+        nonlocal reads
+        reads += what == "preadv" and path.suffix == ".seg"
+        if reads > skip:
+            fail(what, path)
+
+    disk.before = later
+    tier, recovered = open_sim(disk)
+    assert recovered.notes
+    assert {s.key for s in stored} <= set(recovered.keys) or index_lost
+    for key, (location, length) in rows(recovered).items():
+        assert verify_frame(load(tier, location, length), key) is None
+    (new,) = store(tier, [make_frame(key_of("new"))])
+    tier.close()
+    after = segment_sizes(disk)
+    assert all(after[name] >= size for name, size in before.items())
+    tier, recovered = open_sim(disk)
+    assert new.key in recovered.keys
+    tier.close()
+
+
+def test_a_failed_open_leaves_lmdb_free(tmp_path: Path) -> None:
+    class Failing(OsFileSystem):
+        def free_bytes(self, path: Path) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(DiskError, match="EIO"):
+        SsdTier.open(tmp_path, CONFIG, files=Failing())
+    SsdTier.open(tmp_path, CONFIG)[0].close()
 
 
 def test_the_kernel_says_enospc_and_the_log_goes_on(tmp_path: Path) -> None:

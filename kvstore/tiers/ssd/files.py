@@ -10,13 +10,14 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.tiers.base import PAGE_BYTES
 
+_T = TypeVar("_T")
 _IOVECS_MAX = 512
 _ADVICE = {
     errno.ENOSPC: "free some space on this file system, or lower ssd.budget_bytes",
@@ -36,6 +37,14 @@ def disk_error(doing: str, path: Path, error: OSError) -> DiskError:
     name = errno.errorcode.get(error.errno or 0, "no errno")
     advice = _ADVICE.get(error.errno or 0, "look at the kernel log")
     return DiskError(f"{doing} {path} failed: {error.strerror or error} ({name}); {advice}")
+
+
+def attempt(doing: str, path: Path, action: Callable[[], _T]) -> _T:
+    """`action()`, its `OSError` raised as `disk_error`."""
+    try:
+        return action()
+    except OSError as e:
+        raise disk_error(doing, path, e) from e
 
 
 def aligned_buffer(length: int) -> memoryview:

@@ -36,13 +36,14 @@ _REBUILD_COMMIT_ENTRIES = 20_000
 class Opened:
     """The outcome: the index, what it holds, and the segments that stay. `ends[n]`: where segment
     n's known content ends. `contents[n]`: its index entries, and the bytes of their frames.
-    `log_end`: where the log goes on."""
+    `log_end`: where the log goes on, unless its segment is among the `sealed`."""
 
     index: Index
     recovered: Recovered
     segments: dict[int, FoundSegment]
     ends: dict[int, int]
     contents: dict[int, tuple[int, int]]
+    sealed: set[int]
     log_end: Location
 
 
@@ -75,6 +76,7 @@ class Recovery:
         self._open_index = open_index
         self._map_bytes = map_bytes
         self._segments: dict[int, FoundSegment] = {}
+        self._unreadable: set[int] = set()
 
     def run(self, sync: bool) -> Opened:
         """Check, repair, and say what is there."""
@@ -180,6 +182,9 @@ class Recovery:
                     if check_sections(header, buffer[:read]) is not None:
                         continue
                 yield at, header
+        except OSError as e:
+            self._unreadable.add(number)
+            self._note(f"{found.path} can't be read to its end and is left as it is: {e}")
         finally:
             self._files.close(handle)
 
@@ -207,7 +212,9 @@ class Recovery:
         recovered.adopted, recovered.dropped = adopted, len(dropped)
         recovered.cut_bytes, recovered.rebuilt = cut, rebuilt
         recovered.notes = self._directory.notes
-        return Opened(index, recovered, self._segments, ends, contents, log_end)
+        damaged = {n for n, found in self._segments.items() if not found.header}
+        sealed = damaged | self._unreadable
+        return Opened(index, recovered, self._segments, ends, contents, sealed, log_end)
 
     def _pointing_at_something(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """Per entry: does its segment exist and hold as many bytes as it says?"""
@@ -258,7 +265,7 @@ class Recovery:
     def _cut(self, log_end: Location) -> int:
         """Cut what lies behind the log's end off its last segment."""
         found = self._segments.get(log_end.segment)
-        if found is None or found.size <= log_end.offset:
+        if found is None or found.size <= log_end.offset or found.number in self._unreadable:
             return 0
         handle = self._files.open(found.path)
         try:
@@ -288,7 +295,7 @@ class Recovery:
 
     def _ends(self, log_end: Location) -> dict[int, int]:
         ends = {n: max(s.size, SEGMENT_HEADER_BYTES) for n, s in self._segments.items()}
-        if log_end.segment in ends:
+        if log_end.segment in ends and log_end.segment not in self._unreadable:
             ends[log_end.segment] = max(log_end.offset, SEGMENT_HEADER_BYTES)
         return ends
 
@@ -296,7 +303,8 @@ class Recovery:
         self, contents: dict[int, tuple[int, int]], ends: dict[int, int], log_end: Location
     ) -> None:
         """Segments that nothing points into go; those not known to be ours are set aside."""
-        for number in [n for n in self._segments if n not in contents and n != log_end.segment]:
+        keep = {*contents, *self._unreadable, log_end.segment}
+        for number in [n for n in self._segments if n not in keep]:
             found = self._segments.pop(number)
             del ends[number]
             if found.header or found.size <= SEGMENT_HEADER_BYTES:

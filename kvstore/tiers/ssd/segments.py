@@ -82,13 +82,9 @@ def find_segments(files: FileSystem, directory: Path) -> list[FoundSegment]:
             continue
         path = directory / name
         handle = files.open(path)
-        size = 0
         try:
             size = files.size(handle)
-            page = aligned_buffer(PAGE_BYTES)
-            header = decode_segment_header(page[: files.preadv(handle, [page], 0)])
-        except OSError:
-            header = None
+            header = _read_header(files, handle)
         finally:
             files.close(handle)
         if header is None:
@@ -98,13 +94,23 @@ def find_segments(files: FileSystem, directory: Path) -> list[FoundSegment]:
     return found
 
 
+def _read_header(files: FileSystem, handle: int) -> tuple[int, bytes] | None:
+    page = aligned_buffer(SEGMENT_HEADER_BYTES)
+    try:
+        return decode_segment_header(page[: files.preadv(handle, [page], 0)])
+    except OSError:
+        # One bad sector is no reason not to open the store.
+        return None
+
+
 def scan_frames(
     files: FileSystem, handle: int, start: int, size: int
 ) -> Iterator[tuple[int, FrameHeader]]:
     """Offset and header of every frame whose header is whole, from `start` to `size`.
 
-    Only headers are looked at. Where a frame's header is whole, the next is sought behind that
-    frame, never inside it, so that bytes a client stored can't pose as a frame.
+    Only headers are looked at; what can't be read raises `OSError`. Where a frame's header is
+    whole, the next is sought behind that frame, never inside it, so that bytes a client stored
+    can't pose as a frame.
     """
     page, window = aligned_buffer(PAGE_BYTES), aligned_buffer(_WINDOW_BYTES)
     at = start

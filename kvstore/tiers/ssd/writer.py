@@ -1,0 +1,269 @@
+"""The writing side of the log: batches, namespaces, dropped segments, real sizes.
+
+One call at a time, whole (a lock); the tier's essay (`kvstore.tiers.ssd.tier`) has the order of
+steps and why.
+"""
+
+import errno
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+from kvstore.clock import Clock
+from kvstore.config import SsdConfig
+from kvstore.errors import DiskError
+from kvstore.tiers.base import Location, NamespaceRow, WriteItem
+from kvstore.tiers.frame import FrameError, FrameHeader, WrongFrame, check_sections, decode_header
+from kvstore.tiers.ssd import entry
+from kvstore.tiers.ssd.directory import Directory
+from kvstore.tiers.ssd.files import FileSystem, attempt, disk_error
+from kvstore.tiers.ssd.index import IndexChange
+from kvstore.tiers.ssd.recovery import Opened
+from kvstore.tiers.ssd.segments import SegmentFiles
+from kvstore.tiers.ssd.space import Space
+
+_log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+_RUN_ITEMS_MAX = 256
+
+
+class _Sound(NamedTuple):
+    """An item whose header is what it should be."""
+
+    item: WriteItem
+    header: FrameHeader
+
+    @property
+    def place(self) -> tuple[Location, int]:
+        return self.item.location, len(self.item.frame)
+
+
+class LogWriter:
+    """Everything that changes the directory of an opened log."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: Directory,
+        opened: Opened,
+        segments: SegmentFiles,
+        space: Space,
+        config: SsdConfig,
+        clock: Clock,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._segments = segments
+        self._space = space
+        self._sync = config.sync
+        self._clock = clock
+        self._index = opened.index
+        self._log_end = opened.log_end
+        self._namespaces = {row.number: row for row in opened.recovered.namespaces}
+        self._entries = Counter({n: entries for n, (entries, _) in opened.contents.items()})
+        self._lock = threading.Lock()
+        self._appender = ThreadPoolExecutor(1, thread_name_prefix="kvstore-log")
+        self._measure(())
+
+    def put_namespace(self, namespace_id: bytes, descriptor: bytes) -> int:
+        """See `LogTier`."""
+        with self._lock:
+            rows = self._namespaces.values()
+            row = next((r for r in rows if r.namespace_id == namespace_id), None)
+            if row is not None and row.descriptor == descriptor:
+                return row.number
+            number = row.number if row else 1 + max(self._namespaces, default=0)
+            row = NamespaceRow(number, namespace_id, descriptor)
+            self._commit(IndexChange(namespaces=(row,)))
+            self._namespaces[number] = row
+            return number
+
+    def write_batch(
+        self, items: Sequence[WriteItem], removes: Sequence[bytes]
+    ) -> list[FrameError | None]:
+        """See `LogTier`."""
+        with self._lock:
+            verdicts: list[FrameError | None] = []
+            sound: list[_Sound] = []
+            for item in items:
+                header = self._header(item)
+                if isinstance(header, FrameError):
+                    self._space.settle([(item.location, len(item.frame))], written=False)
+                    verdicts.append(header)
+                else:
+                    sound.append(_Sound(item, header))
+                    verdicts.append(None)
+            if not sound and not removes:
+                return verdicts
+            sound.sort(key=lambda s: s.item.location)
+            errors = self._write(sound, removes)
+            return [
+                verdict or errors.get(item.location)
+                for item, verdict in zip(items, verdicts, strict=True)
+            ]
+
+    def _header(self, item: WriteItem) -> FrameHeader | FrameError:
+        try:
+            header = decode_header(item.frame)
+        except FrameError as e:
+            return e
+        row = self._namespaces.get(item.namespace_no)
+        if header.key != item.key or row is None or header.namespace_id != row.namespace_id:
+            return WrongFrame(f"the frame of {header.key.hex()}, not of {item.key.hex()}")
+        if header.stored_length != len(item.frame):
+            return WrongFrame(f"a frame of {header.stored_length} B in {len(item.frame)} B")
+        return header
+
+    def _write(self, sound: list[_Sound], removes: Sequence[bytes]) -> dict[Location, FrameError]:
+        end = self._log_end
+        if sound:
+            (segment, offset), length = sound[-1].place
+            end = max(end, Location(segment, offset + length))
+        try:
+            errors = self._append_and_check(sound)
+            good = [s for s in sound if s.item.location not in errors]
+            puts = [
+                (s.item.key, entry.encode_entry(s.header, s.item.namespace_no, s.item.location))
+                for s in good
+            ]
+            self._commit(IndexChange(puts, removes, end if end != self._log_end else None))
+        except DiskError:
+            self._settle(sound, written=False)
+            raise
+        self._log_end = end
+        self._entries.update(s.item.location.segment for s in good)
+        self._settle(good, written=True)
+        self._settle([s for s in sound if s.item.location in errors], written=False)
+        return errors
+
+    def _append_and_check(self, sound: list[_Sound]) -> dict[Location, FrameError]:
+        """Append the frames, and check their sections meanwhile: what matters is that nothing is
+        committed unchecked. Returns what is wrong, by place."""
+        if not sound:
+            return {}
+        self._keep_floor(sum(len(s.item.frame) for s in sound))
+        appending = self._appender.submit(self._append, [s.item for s in sound])
+        try:
+            checked = [(s.item.location, check_sections(s.header, s.item.frame)) for s in sound]
+        finally:
+            appending.result()
+        return {location: error for location, error in checked if error is not None}
+
+    def _settle(self, sound: Sequence[_Sound], written: bool) -> None:
+        if not sound:
+            return
+        # Measure first: a settled place no longer counts on top of what the disk holds.
+        try:
+            self._measure({s.item.location.segment for s in sound})
+        except DiskError as e:
+            _log.warning("sizes on disk are not up to date: %s", e)
+        self._space.settle([s.place for s in sound], written)
+
+    def _keep_floor(self, write_bytes: int) -> None:
+        path = self._directory.path
+        free = attempt("looking at", path, lambda: self._files.free_bytes(path))
+        if not self._space.leaves_floor(write_bytes, free):
+            self._measure(())
+            reason = (
+                f"{free} B are free, and {write_bytes} B more would pass the floor of "
+                f"{self._space.free_floor_bytes} B (ssd.free_floor_bytes)"
+            )
+            raise disk_error("writing to", path, OSError(errno.ENOSPC, reason))
+
+    def _append(self, items: Sequence[WriteItem]) -> None:
+        """One segment after the other, each synced before the next is begun."""
+        for segment, group in groupby(items, key=lambda i: i.location.segment):
+            path = self._segments.path(segment)
+            try:
+                if segment not in self._segments:
+                    self._segments.create(segment, self._clock.wall_s())
+                self._append_to(segment, list(group))
+            except OSError as e:
+                raise disk_error("writing to", path, e) from e
+
+    def _append_to(self, segment: int, items: list[WriteItem]) -> None:
+        with self._segments.use(segment) as handle:
+            for run in runs(items, lambda i: (i.location, len(i.frame))):
+                frames = [item.frame for item in run]
+                self._files.pwrite(handle, frames, run[0].location.offset)
+            if not self._sync:
+                return
+            try:
+                self._files.fdatasync(handle)
+            except OSError:
+                self._space.seal(segment)
+                raise
+
+    def _commit(self, change: IndexChange) -> None:
+        path = self._directory.index_path
+        displaced = attempt("writing to", path, lambda: self._index.commit(change))
+        self._entries.subtract(entry.entry_segment(value) for value in displaced)
+
+    def drop_segment(self, segment: int) -> None:
+        """See `LogTier`."""
+        with self._lock:
+            self._space.may_drop(segment)
+            if self._entries[segment]:
+                raise ValueError(
+                    f"segment {segment} still has {self._entries[segment]} index entries; "
+                    "remove or overwrite them first"
+                )
+            path = self._segments.path(segment)
+            attempt("deleting", path, lambda: self._segments.drop(segment))
+            self._space.dropped(segment)
+            del self._entries[segment]
+            self._measure(())
+
+    def refresh(self) -> None:
+        """See `LogTier`."""
+        with self._lock:
+            self._measure(self._space.numbers)
+
+    def _measure(self, segments: Iterable[int]) -> None:
+        root, files = self._directory.path, self._files
+
+        def look() -> None:
+            sizes = {
+                n: files.disk_bytes(self._segments.path(n)) for n in segments if n in self._segments
+            }
+            other = files.disk_bytes(root, deep=False)
+            for name in files.listdir(root):
+                other += files.disk_bytes(root / name, deep=name != "segments")
+            index = files.disk_bytes(self._directory.index_path)
+            self._space.measured(sizes, other, index, files.free_bytes(root))
+
+        attempt("looking at", root, look)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where entries are counted that can't be."""
+        for number, entries in self._entries.items():
+            assert entries >= 0, f"segment {number} has {entries} entries"
+            assert not entries or number in self._segments, f"{entries} entries in lost {number}"
+
+    def close(self) -> None:
+        """Wait for the call under way, and leave the index as after a clean stop."""
+        with self._lock:
+            self._appender.shutdown()
+            path = self._directory.index_path
+            attempt("closing", path, lambda: self._index.close(clean=True))
+
+
+def runs(
+    items: Sequence[_Item], where: Callable[[_Item], tuple[Location, int]]
+) -> Iterator[list[_Item]]:
+    """Split sorted items into runs that lie one behind the other in one segment."""
+    run: list[_Item] = []
+    expected: Location | None = None
+    for item in items:
+        location, length = where(item)
+        if run and (location != expected or len(run) == _RUN_ITEMS_MAX):
+            yield run
+            run = []
+        run.append(item)
+        expected = Location(location.segment, location.offset + length)
+    if run:
+        yield run
