@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.tiers.base import Location
-from kvstore.tiers.frame import CHECKSUM_BYTES, FrameHeader, encode_header
+from kvstore.tiers.frame import FrameHeader
 
 ENTRY_VERSION = 1
 KEY_BYTES = 32
@@ -58,8 +58,10 @@ def unseal(key: bytes, value: bytes) -> bytes:
     return body
 
 
-def encode_entry(header: FrameHeader, namespace_no: int, location: Location) -> bytes:
-    """The index record of a frame at `location`."""
+def encode_entry(
+    header: FrameHeader, checksum: bytes, namespace_no: int, location: Location
+) -> bytes:
+    """The index record of a frame at `location`. `checksum`: its header's."""
     body = _BODY.pack(
         ENTRY_VERSION,
         header.kind,
@@ -72,7 +74,7 @@ def encode_entry(header: FrameHeader, namespace_no: int, location: Location) -> 
         header.payload_length,
         header.created_wall_s,
         header.parent,
-        encode_header(header)[-CHECKSUM_BYTES:],
+        checksum,
     )
     return seal(header.key, body)
 

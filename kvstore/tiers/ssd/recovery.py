@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.tiers.base import Location, NamespaceRow, Recovered
-from kvstore.tiers.frame import FrameHeader, check_sections
+from kvstore.tiers.frame import CHECKSUM_BYTES, FrameHeader, check_sections, encode_header
 from kvstore.tiers.ssd import entry
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
@@ -62,7 +62,8 @@ class _Finds:
             row = NamespaceRow(number, header.namespace_id, b"")
             self.namespaces[row.namespace_id] = row
             self.new_namespaces.append(row)
-        self.puts.append((header.key, entry.encode_entry(header, row.number, location)))
+        checksum = encode_header(header)[-CHECKSUM_BYTES:]
+        self.puts.append((header.key, entry.encode_entry(header, checksum, row.number, location)))
 
 
 class Recovery:

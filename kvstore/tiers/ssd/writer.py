@@ -17,7 +17,14 @@ from kvstore.clock import Clock
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, NamespaceRow, WriteItem
-from kvstore.tiers.frame import FrameError, FrameHeader, WrongFrame, check_sections, decode_header
+from kvstore.tiers.frame import (
+    FrameError,
+    FrameHeader,
+    WrongFrame,
+    check_sections,
+    decode_header,
+    header_checksum,
+)
 from kvstore.tiers.ssd import entry
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, attempt, disk_error
@@ -40,6 +47,12 @@ class _Sound(NamedTuple):
     @property
     def place(self) -> tuple[Location, int]:
         return self.item.location, len(self.item.frame)
+
+    def entry(self) -> bytes:
+        """Its record in the index."""
+        item = self.item
+        checksum = header_checksum(item.frame)
+        return entry.encode_entry(self.header, checksum, item.namespace_no, item.location)
 
 
 class LogWriter:
@@ -126,10 +139,7 @@ class LogWriter:
         try:
             errors = self._append_and_check(sound)
             good = [s for s in sound if s.item.location not in errors]
-            puts = [
-                (s.item.key, entry.encode_entry(s.header, s.item.namespace_no, s.item.location))
-                for s in good
-            ]
+            puts = [(s.item.key, s.entry()) for s in good]
             self._commit(IndexChange(puts, removes, end if end != self._log_end else None))
         except DiskError:
             self._settle(sound, written=False)
