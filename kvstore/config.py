@@ -42,9 +42,11 @@ class _Settings(BaseModel):
 
 
 class DramConfig(_Settings):
-    """The arena. `budget_bytes` is all the memory that block payloads take."""
+    """The arena. `budget_bytes` is all the memory that block payloads take. `held_fraction_max`:
+    how much of it readers on this host may keep from eviction with their leases."""
 
     budget_bytes: Annotated[Bytes, Field(ge=64 * _KIB)] = 1 * _GIB
+    held_fraction_max: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class SsdConfig(_Settings):
@@ -156,6 +158,30 @@ class StoreConfig(_Settings):
         return self.dir is not None and self.ssd is not None
 
 
+class DataPortConfig(_Settings):
+    """The plain stream socket beside gRPC, for block bytes and hot calls.
+
+    `listen`: as `server.listen`; `auto` is the same kind of address: the socket's path with
+    `.data` behind it, or a free port. `off`: gRPC carries everything. `share`: readers on this host
+    map the arena, and writers hand over theirs (unix sockets and the daemon's own user only).
+    `frame_bytes_max`: one frame either way, and a writer's staging area. `receive_bytes_max`: of
+    puts on their way in, all connections together. `handshake_s_max`: until a new connection has
+    shown its token. `stall_s_max`: without progress in the middle of a frame. `idle_s_max`:
+    between frames. `token_ttl_s`: how long a token of Hello opens connections.
+    """
+
+    listen: str = "auto"
+    share: bool = True
+    frame_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 64 * _MIB
+    receive_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 256 * _MIB
+    connections_max: Count = 256
+    bulk_workers: Count = 4
+    handshake_s_max: Seconds = 5.0
+    stall_s_max: Seconds = 10.0
+    idle_s_max: Seconds = 600.0
+    token_ttl_s: Seconds = 30.0
+
+
 class ServerConfig(_Settings):
     """The daemon's door.
 
@@ -172,6 +198,7 @@ class ServerConfig(_Settings):
     drain_s_max: Seconds = 30.0
     reflection: bool = True
     metrics_listen: str = ""
+    data_port: DataPortConfig = DataPortConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

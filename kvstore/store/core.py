@@ -11,9 +11,10 @@ is after the frame and its index entry are synced.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.block import Match, Outcome, Tier, TierCost
 from kvstore.config import StoreConfig
@@ -28,18 +29,21 @@ from kvstore.migration.residency import Residency
 from kvstore.namespace import Namespace
 from kvstore.store.namespaces import Namespaces
 from kvstore.store.reservations import Reservations
-from kvstore.tiers.base import PAGE_BYTES, LogTier, SlotTier
+from kvstore.tiers.base import PAGE_BYTES, LogTier, Slot, SlotTier
 
 _RESIDENCIES = tuple(Tier(bits) for bits in range(8))
 _DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
+NOT_IN_DRAM = (1 << 64) - 1
+"""Offset and generation of a block that has no slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a lease holds: rows of one namespace, pinned."""
+    """What a lease holds: rows of one namespace, pinned, and slots whose bytes its client uses."""
 
     number: int
     rows: list[int]
+    slots: list[Slot] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Core:
                 self.namespaces.ids,
             )
         self.costs: dict[Tier, TierCost] = {}
+        self.held_bytes = 0
+        self.held_bytes_max = int(dram.budget_bytes * config.dram.held_fraction_max)
 
     def open_namespace(self, namespace: Namespace) -> bytes:
         """The id; a new descriptor becomes durable with the log's next job."""
@@ -178,13 +184,42 @@ class Core:
         right = self.leases.end(lease_id)
         if right is not None:
             self.residency.touch(right.held.rows)
-            self.residency.unpin(right.held.rows)
+            self._let_go(right.held)
+
+    def _let_go(self, held: Held) -> None:
+        self.residency.unpin(held.rows)
+        for slot in held.slots:
+            self.held_bytes -= slot.length
+            self.residency.end_use(slot)
+
+    def locate(
+        self, lease_id: int, keys: Sequence[bytes] | None, now_s: float
+    ) -> npt.NDArray[np.uint64]:
+        """See `Engine.locate`."""
+        held = self.leases.get(lease_id, now_s).held
+        if keys is None:
+            found: Sequence[int | None] = held.rows
+        else:
+            found = [self.ready_row(held.number, key) for key in keys]
+        index, r = self.index, self.residency
+        places = np.full((len(found), 2), NOT_IN_DRAM, np.uint64)
+        for i, row in enumerate(found):
+            if row is None or not index.tiers[row] & _DRAM:
+                continue
+            slot = r.slot_of(row)
+            places[i] = slot.offset, slot.generation
+            if self.held_bytes + slot.length <= self.held_bytes_max:
+                self.held_bytes += slot.length
+                r.use(slot)
+                held.slots.append(slot)
+        self.metrics.add("located_blocks", len(found))
+        return places
 
     def expire(self, now_s: float) -> None:
         """End every lease and reservation that has lapsed."""
         for right in self.leases.expire(now_s):
             self.metrics.add("leases_expired")
-            self.residency.unpin(right.held.rows)
+            self._let_go(right.held)
         self.reservations.expire(now_s)
 
     def rows_to_read(
@@ -253,6 +288,8 @@ class Core:
         )
         pins = index.view("pins")[: index.rows_max]
         assert (pins >= pinned).all(), "a lease does not pin its blocks"
+        held = sum(slot.length for right in self.leases for slot in right.held.slots)
+        assert held == self.held_bytes, f"leases hold slots of {held} B, counted {self.held_bytes}"
         if not len(self.promotion) and not (self.lane and self.lane.busy):
             assert (pins == pinned).all(), "a block is pinned by nobody"
         if self.lane is None or not self.lane.busy:

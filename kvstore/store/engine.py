@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import SsdConfig, StoreConfig
@@ -30,6 +33,7 @@ from kvstore.store.types import (
     BlockInfo,
     LeaseGrant,
     ReservationGrant,
+    SharedArena,
     Stat,
     VerifyReport,
 )
@@ -183,6 +187,26 @@ class Engine:
         self._driver.enter()
         self._core.release(lease_id)
         self._driver.pump()
+
+    def locate(
+        self, lease_id: int, keys: Sequence[bytes] | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """Where the arena holds blocks (those of the lease without `keys`), for a reader that maps
+        it: per block the frame's offset and its slot's generation, both `NOT_IN_DRAM` for a block
+        that DRAM does not hold. Shape (blocks, 2).
+
+        The slots stay until the lease ends, up to `dram.held_fraction_max` of the arena for all
+        leases together; beyond it, and after the lease, the generation tells whether one stayed.
+        Raises `LeaseExpired`.
+        """
+        self._driver.enter()
+        return self._core.locate(lease_id, keys, self._driver.now_s())
+
+    @property
+    def arena(self) -> SharedArena:
+        """What another process needs to map the arena; valid until `close`."""
+        dram = self._dram
+        return SharedArena(dram.fd, dram.budget_bytes, dram.generations_offset)
 
     async def read(
         self,

@@ -20,6 +20,17 @@ class LeaseGrant:
     match: Match
 
 
+@dataclass(frozen=True, slots=True)
+class SharedArena:
+    """The DRAM tier as another process maps it: `fd`, a memfd of slots, `arena_bytes` long, and
+    behind them, from `generations_offset` on, one u64 per 4 KiB page: the generation of the slot
+    that starts there."""
+
+    fd: int
+    arena_bytes: int
+    generations_offset: int
+
+
 @dataclass(slots=True)
 class BlockFrames:
     """One block on its way out of the store.
