@@ -5,6 +5,7 @@ import sys
 import typer
 
 from model_adapter.commands.check_golden import check_golden
+from model_adapter.commands.estimate import estimate
 from model_adapter.commands.generate import generate
 from model_adapter.commands.make_checkpoint import make_checkpoint
 
@@ -13,7 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (generate, make_checkpoint, check_golden):
+for command in (generate, make_checkpoint, check_golden, estimate):
     app.command()(command)
 
 
