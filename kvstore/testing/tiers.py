@@ -1,17 +1,23 @@
-"""Contract suites for tiers, and frames to run them with.
+"""Contract suites for tiers.
 
 A test class inherits a suite and says how its tier is made; pytest then runs the whole contract of
 `kvstore.tiers.base` against it.
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from random import Random
 
 import pytest
-import xxhash
 
+from kvstore.testing.tiers_frames import (
+    DESCRIPTOR,
+    NAMESPACE_ID,
+    key_of,
+    load,
+    make_frame,
+    rows,
+    store,
+)
 from kvstore.tiers.base import (
     PAGE_BYTES,
     Location,
@@ -23,96 +29,8 @@ from kvstore.tiers.base import (
     StaleSlot,
     WriteItem,
 )
-from kvstore.tiers.frame import (
-    Codec,
-    FrameHeader,
-    Kind,
-    SectionCorrupt,
-    WrongFrame,
-    decode_header,
-    frame_bytes,
-    layout_sections,
-    seal_frame,
-    verify_frame,
-)
+from kvstore.tiers.frame import SectionCorrupt, WrongFrame, decode_header, verify_frame
 from kvstore.tiers.ssd.files import aligned_buffer
-
-NAMESPACE_ID = hashlib.sha256(b"a namespace of tests").digest()
-DESCRIPTOR = b'{"a namespace":"of tests"}'
-
-
-def key_of(name: object) -> bytes:
-    """A key that depends on `name` only."""
-    return hashlib.sha256(repr(name).encode()).digest()
-
-
-def make_frame(
-    key: bytes,
-    section_lengths: Sequence[int] = (700, 300),
-    seed: int = 0,
-    parent: bytes = NAMESPACE_ID,
-    namespace_id: bytes = NAMESPACE_ID,
-    depth: int = 0,
-    created_wall_s: float = 1000.0,
-) -> memoryview:
-    """A whole frame in aligned memory, its sections random from key and seed."""
-    random = Random(key + seed.to_bytes(8, "little"))
-    payload = [random.randbytes(n) for n in section_lengths]
-    checksums = [xxhash.xxh3_128_digest(p) for p in payload]
-    sections = layout_sections(section_lengths, checksums)
-    header = FrameHeader(
-        Kind.BLOCK, key, namespace_id, parent, depth, created_wall_s, Codec.RAW, sections
-    )
-    frame = aligned_buffer(frame_bytes(section_lengths).total)
-    for section, data in zip(sections, payload, strict=True):
-        frame[section.offset : section.offset + section.length] = data
-    seal_frame(frame, header)
-    return frame
-
-
-@dataclass(slots=True)
-class Stored:
-    """A frame in a log, and where."""
-
-    key: bytes
-    frame: memoryview
-    location: Location
-
-    @property
-    def length(self) -> int:
-        return len(self.frame)
-
-
-def store(
-    tier: LogTier, frames: Iterable[memoryview], removes: Sequence[bytes] = ()
-) -> list[Stored]:
-    """Place and write whole frames as one batch; all of them must find room and be taken."""
-    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
-    stored = []
-    for frame in frames:
-        location = tier.place(len(frame))
-        assert location is not None, "no room"
-        stored.append(Stored(decode_header(frame).key, frame, location))
-    items = [WriteItem(s.location, s.key, number, s.frame) for s in stored]
-    assert tier.write_batch(items, removes) == [None] * len(items)
-    return stored
-
-
-def load(tier: LogTier, location: Location, length: int) -> memoryview:
-    """A frame's bytes, into fresh aligned memory."""
-    into = aligned_buffer(length)[:length]
-    tier.read(location, into)
-    return into
-
-
-def rows(recovered: Recovered) -> dict[bytes, tuple[Location, int]]:
-    """Where each recovered object lies, and its frame's length."""
-    places = zip(recovered.segment.tolist(), recovered.offset.tolist(), strict=True)
-    lengths = recovered.stored_length.tolist()
-    return {
-        key: (Location(*place), length)
-        for key, place, length in zip(recovered.keys, places, lengths, strict=True)
-    }
 
 
 class SlotTierContract:

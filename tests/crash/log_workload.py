@@ -9,7 +9,7 @@ from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
 from kvstore.testing.clock import ManualClock
 from kvstore.testing.disk import DiskState, SimDisk, fail_next, no_fault
-from kvstore.testing.tiers import (
+from kvstore.testing.tiers_frames import (
     DESCRIPTOR,
     NAMESPACE_ID,
     Stored,

@@ -10,12 +10,13 @@ import pytest
 from log_workload import CONFIG
 
 from kvstore.errors import StoreFormatError
-from kvstore.testing.tiers import key_of, load, make_frame, rows, store
+from kvstore.testing.tiers_frames import key_of, load, make_frame, rows, store
 from kvstore.tiers.frame import decode_header, verify_frame
 from kvstore.tiers.ssd import SsdTier
 
 Frames = dict[bytes, tuple[bytes, int]]
 ROUNDS = 40
+ROUNDS_LONG = range(1000, 2000)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,18 @@ def copy_of(sound: Path, target: Path, unclean: bool) -> list[Path]:
 def test_damage_never_yields_a_wrong_byte(
     sound: tuple[Path, Frames], tmp_path: Path, seed: int, what: str
 ) -> None:
+    damage_and_check(sound, tmp_path, seed, what)
+
+
+@pytest.mark.long
+def test_much_damage_never_yields_a_wrong_byte(sound: tuple[Path, Frames], tmp_path: Path) -> None:
+    for seed in ROUNDS_LONG:
+        damage_and_check(sound, tmp_path / str(seed), seed, "any")
+        shutil.rmtree(tmp_path / str(seed))
+
+
+def damage_and_check(sound: tuple[Path, Frames], tmp_path: Path, seed: int, what: str) -> None:
+    """One round of the fuzz: copy, hurt, open, check."""
     directory, frames = sound
     random = Random(f"{what}{seed}")
     files = copy_of(directory, tmp_path / "store", unclean=random.random() < 0.5)

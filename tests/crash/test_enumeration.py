@@ -13,13 +13,14 @@ import pytest
 from log_workload import CONFIG, Ledger, Workload, check, open_log, reopened
 
 from kvstore.testing.disk import DiskState, History, SimDisk, SimIndexState
-from kvstore.testing.tiers import load, rows
+from kvstore.testing.tiers_frames import load, rows
 from kvstore.tiers.frame import verify_frame
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.index import IndexChange, LmdbIndex
 
 TORN_STATES_PER_CUT = 6
 SEEDS = range(3)
+SEEDS_LONG = range(100, 140)
 STEPS = 24
 
 
@@ -41,6 +42,21 @@ def test_the_workload_does_everything_that_is_to_be_cut() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_crash_leaves_a_log_that_opens_with_every_durable_object(seed: int) -> None:
+    states, adopted, cut_bytes = enumerate_crashes(seed)
+    assert states > 500
+    assert adopted > 0
+    assert cut_bytes > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS_LONG)
+def test_so_do_the_crashes_of_many_other_lives(seed: int) -> None:
+    states, _, _ = enumerate_crashes(seed)
+    assert states > 500
+
+
+def enumerate_crashes(seed: int) -> tuple[int, int, int]:
+    """Check every crash of one life: states, frames adopted in them, bytes cut off in them."""
     history, ledger = recorded(seed)
     random = Random(seed)
     states = adopted = cut_bytes = 0
@@ -62,9 +78,7 @@ def test_every_crash_leaves_a_log_that_opens_with_every_durable_object(seed: int
             cut_bytes += recovered.cut_bytes
         states += len(candidates)
     print(f"seed {seed}: {len(history.ops)} operations, {states} states")
-    assert states > 500
-    assert adopted > 0
-    assert cut_bytes > 0
+    return states, adopted, cut_bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)

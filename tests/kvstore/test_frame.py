@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from kvstore.namespace import DS41F_LAYOUT
-from kvstore.testing.tiers import NAMESPACE_ID, key_of, make_frame
+from kvstore.testing.tiers_frames import NAMESPACE_ID, key_of, make_frame
 from kvstore.tiers.frame import (
     Codec,
     FrameError,

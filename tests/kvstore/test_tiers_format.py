@@ -8,7 +8,7 @@ import lmdb
 import xxhash
 
 from kvstore.config import SsdConfig
-from kvstore.testing.tiers import DESCRIPTOR, NAMESPACE_ID, key_of, make_frame, store
+from kvstore.testing.tiers_frames import DESCRIPTOR, NAMESPACE_ID, key_of, make_frame, store
 from kvstore.tiers.frame import decode_header
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.lmdb_pages import read_records

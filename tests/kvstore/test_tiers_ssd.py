@@ -14,14 +14,15 @@ import xxhash
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError, StoreFormatError, StoreLocked
 from kvstore.testing.disk import SimDisk, fail_next
-from kvstore.testing.tiers import (
+from kvstore.testing.tiers import LogTierContract
+from kvstore.testing.tiers_frames import (
     DESCRIPTOR,
     NAMESPACE_ID,
-    LogTierContract,
     Stored,
     key_of,
     load,
     make_frame,
+    make_room,
     rows,
     store,
 )
@@ -78,7 +79,8 @@ def test_a_long_life_under_the_budget_never_passes_it(tmp_path: Path, seed: int)
         frame = make_frame(key_of(step), [random.randint(1, 12_000)])
         while (location := tier.place(len(frame))) is None:
             assert live, "nothing is left to evict"
-            make_room(tier, live, random)
+            make_room(tier, live, random.randint(1, 8))
+            assert tier.used_bytes <= CONFIG.budget_bytes
         tier.write_batch([WriteItem(location, key_of(step), number, frame)])
         live[key_of(step)] = Stored(key_of(step), frame, location)
         written += len(frame)
@@ -89,29 +91,6 @@ def test_a_long_life_under_the_budget_never_passes_it(tmp_path: Path, seed: int)
     for s in live.values():
         assert load(tier, s.location, s.length) == s.frame
     tier.close()
-
-
-def make_room(tier: SsdTier, live: dict[bytes, Stored], random: Random) -> None:
-    """Evict a few of the oldest, then move what lives in the emptiest segment and drop it."""
-    going = [live.pop(key) for key in list(live)[: random.randint(1, 8)]]
-    tier.remove([s.key for s in going])
-    for s in going:
-        tier.mark_dead(s.location, s.length)
-    victim = tier.victim_segment()
-    if victim is None:
-        return
-    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
-    items = []
-    for s in [s for s in live.values() if s.location.segment == victim]:
-        location = tier.place(s.length, compaction=True)
-        assert location is not None, "the segment kept for compaction was not there"
-        items.append(WriteItem(location, s.key, number, s.frame))
-    tier.write_batch(items)
-    for item in items:
-        tier.mark_dead(live[item.key].location, live[item.key].length)
-        live[item.key] = Stored(item.key, item.frame, item.location)
-    tier.drop_segment(victim)
-    assert tier.used_bytes <= CONFIG.budget_bytes
 
 
 # Whose directory it is

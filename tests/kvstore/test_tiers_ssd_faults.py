@@ -11,7 +11,7 @@ import pytest
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
 from kvstore.testing.disk import SimDisk, fail_next, no_fault
-from kvstore.testing.tiers import (
+from kvstore.testing.tiers_frames import (
     DESCRIPTOR,
     NAMESPACE_ID,
     key_of,
@@ -210,7 +210,7 @@ def test_the_kernel_says_enospc_and_the_log_goes_on(tmp_path: Path) -> None:
         "import resource, signal, sys; from pathlib import Path\n"
         "from kvstore.config import SsdConfig; from kvstore.errors import DiskError\n"
         "from kvstore.tiers.ssd import SsdTier\n"
-        "from kvstore.testing.tiers import *\n"
+        "from kvstore.testing.tiers_frames import *\n"
         "c = SsdConfig(budget_bytes=1 << 22, segment_bytes=1 << 20, free_floor_bytes=0)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "tier, _ = SsdTier.open(Path(sys.argv[1]), c)\n"
