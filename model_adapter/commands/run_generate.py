@@ -12,6 +12,7 @@ import kvstore
 from kvstore.errors import Unavailable
 from model_adapter.errors import InputError
 from model_adapter.model import Model
+from model_adapter.replay import Mode
 from model_adapter.session import CachedSession, Generation, StoreBlocks, namespace_of
 from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
 
@@ -69,7 +70,7 @@ def run(
     prompt_file: Path,
     store: str | None,
     max_tokens: int,
-    mode: str,
+    mode: Mode,
     dtype: str,
     block_tokens: int,
     deadline_s: float,

@@ -9,6 +9,7 @@ from model_adapter.errors import CheckpointError
 from model_adapter.model import Model
 
 BLOCK_TOKENS_DEFAULT = 256
+MODEL_DEFAULT = "deepseek_v41"
 _CONTEXT = b"ds41f/v1/weights\0"
 _SAMPLES_PER_SHARD = 64
 _SAMPLE_BYTES = 4096
@@ -67,7 +68,7 @@ def namespace_of(
     """
     sections = tuple(SectionSpec(*section) for section in model.cache_sections())
     return Namespace(
-        model=model.config.raw["model_type"],
+        model=model.config.raw.get("model_type", MODEL_DEFAULT),
         weight_revision=revision or weight_revision(checkpoint),
         layout=Layout(sections, block_tokens),
         tenant=tenant,

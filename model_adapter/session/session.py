@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore import Namespace
-from kvstore.client import Client
+from kvstore import Client, Namespace
 from model_adapter.cache import SequenceCache
 from model_adapter.errors import InputError
 from model_adapter.generate import greedy

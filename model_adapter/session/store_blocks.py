@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from kvstore import BlockPut, Namespace, Outcome, PutOutcome, Tier
-from kvstore.client import Client, NamespaceHandle
+from kvstore import BlockPut, Client, Namespace, NamespaceHandle, Outcome, PutOutcome, Tier
 from kvstore.errors import KVStoreError
 from model_adapter.cache import SequenceCache
 from model_adapter.session.source import Found, Loaded, Stored, TokenIds
