@@ -44,15 +44,19 @@ class Append:
 
 @dataclass(slots=True)
 class LogJob:
-    """One turn of the log, in this order: make namespaces known, remove and append, drop."""
+    """One turn of the log, in this order: make namespaces known, remove and append, drop a segment,
+    look again at the free space."""
 
     namespaces: dict[bytes, bytes] = field(default_factory=dict)
     appends: list[Append] = field(default_factory=list)
     removes: list[bytes] = field(default_factory=list)
     drop: int | None = None
+    refresh: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.namespaces or self.appends or self.removes or self.drop is not None)
+        return bool(
+            self.namespaces or self.appends or self.removes or self.drop is not None or self.refresh
+        )
 
 
 @dataclass(slots=True)
@@ -83,7 +87,7 @@ class LogLane:
         self._new_namespaces: dict[bytes, bytes] = {}
         self._job: LogJob | None = None
         self._backoff_s = 0.0
-        self._retry_at_s = 0.0
+        self._retry_at_s = self._room_at_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -164,7 +168,7 @@ class LogLane:
 
     def _make_room(self, for_row: int, now_s: float) -> LogJob | None:
         r = self._residency
-        if r.log_stuck_at == r.changes:
+        if now_s < self._room_at_s:
             return None
         length = r.index.stored_bytes[for_row]
         while True:
@@ -184,8 +188,9 @@ class LogLane:
             _log.warning("nothing on ssd may go: dirty blocks stay in dram, which sheds cold ones")
         r.changes += 1
         r.log_stuck_at = r.changes
-        self._retry_at_s = now_s + self._config.retry_s_min
-        return None
+        self._room_at_s = now_s + self._config.retry_s_min
+        # it may be others' files that fill the disk, and they may be gone
+        return LogJob(refresh=True)
 
     def _gain(self, segment: int) -> int:
         return self._segment_bytes - self._ssd.live_in(segment)
@@ -224,6 +229,8 @@ class LogLane:
         else:
             self._undo(job)
             self._degrade(result.failure, now_s)
+        if not job.refresh:
+            self._residency.changes += 1
 
     def _settle(self, job: LogJob, result: LogResult) -> None:
         r = self._residency
@@ -245,7 +252,6 @@ class LogLane:
         r.touch(written)
         if job.drop is not None:
             r.metrics.add("segments_reclaimed")
-            r.changes += 1
 
     def _undo(self, job: LogJob) -> None:
         r = self._residency
@@ -264,7 +270,6 @@ class LogLane:
         if not self.degraded:
             _log.error("ssd degraded, writing again in %.1f s: %s", self._backoff_s, error)
         self._residency.log_degraded = True
-        self._residency.changes += 1
 
     def _is_current(self, item: Append) -> bool:
         """Whether the row still is the block, and the copy, that the job was about."""
@@ -299,6 +304,8 @@ class LogLane:
 
     def _release(self, job: LogJob) -> None:
         r = self._residency
+        if not job.appends:
+            return
         for item in job.appends:
             if item.slot is not None:
                 r.end_use(item.slot)

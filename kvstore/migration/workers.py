@@ -99,6 +99,8 @@ class LogWriter:
             self._append(job, frames, result)
             if job.drop is not None:
                 self._ssd.drop_segment(job.drop)
+            if job.refresh:
+                self._ssd.refresh()
         except DiskError as e:
             result.failure = e
         except Exception as e:

@@ -188,9 +188,7 @@ class Engine:
         self._core.release(lease_id)
         self._driver.pump()
 
-    def locate(
-        self, lease_id: int, keys: Sequence[bytes] | None = None
-    ) -> npt.NDArray[np.uint64]:
+    def locate(self, lease_id: int, keys: Sequence[bytes] | None = None) -> npt.NDArray[np.uint64]:
         """Where the arena holds blocks (those of the lease without `keys`), for a reader that maps
         it: per block the frame's offset and its slot's generation, both `NOT_IN_DRAM` for a block
         that DRAM does not hold. Shape (blocks, 2).
