@@ -18,19 +18,20 @@ HERE = Path(__file__).parent
 START_S_MAX = 60.0
 
 
-def run_and_kill(directory: Path, first: int, after_s: float) -> list[str]:
-    """What the process said before it died."""
+def run_and_kill(directory: Path, first: int, lines: int, after_s: float) -> list[str]:
+    """What the process said before it died, a moment after so many lines."""
     command = [sys.executable, str(HERE / "kill_writer.py"), str(directory), str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         opened = process.stdout.readline()
+        said = [process.stdout.readline() for _ in range(lines)]
         time.sleep(after_s)
         process.kill()
-        rest = process.stdout.read()
+        said += process.stdout.read().splitlines(keepends=True)
         assert process.wait(START_S_MAX) == -9, "it died by itself"
     assert opened == "open \n"
     # The last line may be torn; a promise is one that arrived whole.
-    return [line for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in said if line.endswith("\n")]
 
 
 def check(directory: Path, durable: set[int], ever: range) -> set[int]:
@@ -54,7 +55,8 @@ def rounds(directory: Path, count: int, random: Random) -> int:
     durable: set[int] = set()
     first = written = 0
     for _ in range(count):
-        for line in run_and_kill(directory, first, random.random() * 0.25):
+        lines, after_s = random.randint(1, 15), random.random() * 0.01
+        for line in run_and_kill(directory, first, lines, after_s):
             word, *names = line.split()
             numbers = {int(name) for name in names}
             if word == "durable":
