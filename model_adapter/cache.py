@@ -113,8 +113,10 @@ class SequenceCache:
         if not 0 <= length <= self.length:
             raise CacheError(f"can't cut a cache of {self.length} tokens to {length}")
         with self.changing():
-            for part in (*self.windows, *self.open_groups.values()):
-                part.truncate(length)
+            for window in self.windows:
+                window.truncate(length)
+            for group in self.open_groups.values():
+                group.truncate(length)
             self.truncate_rows(length)
             self._tokens.truncate(length)
             self.length = length
