@@ -22,6 +22,8 @@ FRAME_SECTIONS_MAX = 64
 _FIXED = struct.Struct("<8sHBBHHIII4xd32s32s32s24x")
 _SECTION = struct.Struct("<II8x16s")
 _ZERO_KEY = bytes(32)
+KEY_OFFSET = 48
+"""Where the key lies in a header, for a reader that looks at nothing else of it."""
 
 
 class Kind(IntEnum):
@@ -262,6 +264,11 @@ def verify_frame(
     if namespace_id is not None and header.namespace_id != namespace_id:
         return WrongFrame(f"a frame of namespace {header.namespace_id.hex()}")
     return check_sections(header, view)
+
+
+def checksum_offset(index: int) -> int:
+    """Where the checksum of one section lies, in bytes from the frame's start."""
+    return _FIXED.size + index * _SECTION.size + _SECTION.size - CHECKSUM_BYTES
 
 
 def section_view(buf: memoryview, index: int) -> memoryview:

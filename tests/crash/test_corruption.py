@@ -236,6 +236,20 @@ def test_swapped_segments_are_known_by_their_headers(
     check(tmp_path / "store", frames, set())
 
 
+def test_no_new_segment_takes_the_name_of_a_renamed_one(
+    sound: tuple[Path, Frames], tmp_path: Path
+) -> None:
+    directory, frames = sound
+    copy_of(directory, tmp_path / "store", unclean=False)
+    first, *_, last = sorted((tmp_path / "store" / "segments").iterdir())
+    first.rename(last.with_name(f"{number_of(last) + 1:08d}.seg"))
+    tier, _ = SsdTier.open(tmp_path / "store", CONFIG)
+    more = store(tier, [make_frame(key_of(("more", i)), (9000,)) for i in range(12)])
+    assert more[-1].location.segment > number_of(last) + 1
+    tier.close()
+    check(tmp_path / "store", frames, set())
+
+
 def test_segments_of_another_store_are_set_aside(
     sound: tuple[Path, Frames], tmp_path: Path
 ) -> None:

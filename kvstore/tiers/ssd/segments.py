@@ -72,6 +72,11 @@ class FoundSegment:
     header: bool
     store_id: bytes
 
+    @property
+    def name_number(self) -> int:
+        """The number that the file's name says."""
+        return int(self.path.stem)
+
 
 def find_segments(files: FileSystem, directory: Path) -> list[FoundSegment]:
     """Every segment file of a directory, in order of file name; others are not looked at."""

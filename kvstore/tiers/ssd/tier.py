@@ -58,11 +58,10 @@ class SsdTier:
         self._files = files
         self._directory = directory
         self._segments = SegmentFiles(files, directory.segments_path, directory.store_id, direct)
+        # A file may have been renamed: no new segment may take its name.
+        taken = (opened.log_end.segment, *(s.name_number for s in opened.segments.values()))
         self._space = Space(
-            config.budget_bytes,
-            config.segment_bytes,
-            config.free_floor_bytes,
-            opened.log_end.segment + 1,
+            config.budget_bytes, config.segment_bytes, config.free_floor_bytes, 1 + max(taken)
         )
         for number, found in opened.segments.items():
             self._segments.add(number, found.path)
