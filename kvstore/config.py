@@ -103,8 +103,8 @@ class MigrationConfig(_Settings):
     room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
     `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
-    `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while cold blocks
-    can go instead; more of it keeps more blocks and writes them more often. `retry_s_min`,
+    `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while cold
+    blocks can go instead; more of it keeps more blocks and writes them more often. `retry_s_min`,
     `retry_s_max`: back-off after a disk error.
     """
 

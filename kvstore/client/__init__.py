@@ -3,7 +3,8 @@
 `connect` and `connect_async` choose the door by the URL:
 
 - `file:///dir`: the store runs inside this process, in that directory, which it locks;
-- `unix:///path/of.sock`, `dns:///host:port`: a daemon (`kvstored`), over gRPC.
+- `unix:///path/of.sock`, `dns:///host:port`: a daemon (`kvstored`), over gRPC and, where it can be
+  reached, its data port; `?data=grpc`, `port` or `shared` leaves the client no choice.
 """
 
 from typing import Any
@@ -38,13 +39,13 @@ async def _embedded(
 
 
 async def _daemon(url: StoreURL, deadline_s: float, blocking: bool) -> Transport:
+    from kvstore.client.data_transport import DataTransport
     from kvstore.client.grpc_carrier import GrpcCarrier, SuspendingGrpcCarrier
-    from kvstore.client.remote import RemoteTransport
 
     carrier = GrpcCarrier(url) if blocking else SuspendingGrpcCarrier(url)
-    transport = RemoteTransport(carrier, url.text)
+    transport = DataTransport(carrier, url, blocking)
     try:
-        await transport.hello(deadline_s)
+        await transport.meet(deadline_s)
     except Unavailable as e:
         await transport.close()
         raise Unavailable(f"no daemon answers at {url.text}; does kvstored run there? ({e})") from e

@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
+
 from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.client import batching
 from kvstore.client.namespaces import NamespaceHandle
-from kvstore.client.transport import Progress, Transport
+from kvstore.client.transport import BulkRead, Progress, Transport
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
 from kvstore.namespace import Namespace
 from kvstore.server.messages import check_digest, check_digests, check_some
@@ -48,6 +50,7 @@ class AsyncLease:
         self.blocks = grant.blocks
         self.ttl_s = grant.ttl_s
         self.match = grant.match
+        self._shown: set[bytes] = set()
 
     async def renew(self, ttl_s: float | None = None) -> float:
         """Hold it for `ttl_s` from now on; returns what was granted. Raises `LeaseExpired`."""
@@ -137,23 +140,72 @@ class AsyncClient:
         return AsyncLease(self, ns, keys, grant)
 
     async def read(
-        self, lease: AsyncLease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+        self,
+        lease: AsyncLease,
+        keys: Sequence[bytes],
+        sections: Sequence[int] | None = None,
+        into: Buffer | None = None,
     ) -> list[BlockData]:
         """Blocks under a lease, in the order of `keys`; `sections` index the layout.
 
         Every section's checksum is verified here; a block with a wrong one is a MISS, counted in
-        `corrupt_blocks` and reported to the store. Raises `LeaseExpired`.
+        `corrupt_blocks` and reported to the store. `into`: writable memory of at least all the
+        sections' bytes; block i's lie in it from i times their sum on, one behind the other, and
+        the answer's sections are views of it. Raises `LeaseExpired`.
         """
         batching.check_keys(keys)
         layout = lease.namespace.layout
         wanted = batching.check_sections(sections, layout)
         sizes = [layout.section_bytes[i] for i in wanted]
+        stride = sum(sizes)
+        if into is not None:
+            into = batching.check_room(into, len(keys) * stride)
+        if self._transport.moves_bulk:
+            room = into if into is not None else np.empty(len(keys) * stride, np.uint8).data
+            read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room)
+            frames = await self._transport.read_bulk(read, self.deadline_s)
+            if frames is not None:
+                return [await self._arrived(lease.namespace, block) for block in frames]
         out: list[BlockData] = []
         per_batch = batching.blocks_per_batch(sizes, self._transport.message_bytes_max)
         for part in batching.batches(len(keys), per_batch):
             frames = await self._transport.read(lease.id, keys[part], wanted, self.deadline_s)
             out += [await self._verified(lease.namespace, block, sizes) for block in frames]
-        return out
+        return out if into is None else batching.moved_into(into, out, sizes)
+
+    async def view(
+        self, lease: AsyncLease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[BlockData]:
+        """Blocks under a lease where they lie: on the daemon's host, in its memory and without a
+        copy, unverified and read-only; elsewhere as from `read`.
+
+        The bytes are theirs while the lease lasts, and what was made of them counts only if
+        `intact` says so *afterwards*; otherwise they were a miss. Raises `LeaseExpired`.
+        """
+        batching.check_keys(keys)
+        layout = lease.namespace.layout
+        wanted = batching.check_sections(sections, layout)
+        if self._transport.moves_bulk:
+            stride = sum(layout.section_bytes[i] for i in wanted)
+            room = np.empty(len(keys) * stride, np.uint8).data
+            read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room)
+            frames = await self._transport.view_bulk(read, self.deadline_s)
+            if frames is not None:
+                # what came as a copy is in `room`, which can be written
+                lease._shown.update(f.key for f in frames if f.sections and f.sections[0].readonly)
+                return [await self._arrived(lease.namespace, block) for block in frames]
+        return await self.read(lease, keys, sections)
+
+    def intact(self, lease: AsyncLease, keys: Sequence[bytes]) -> bool:
+        """Whether what `view` showed of these blocks was theirs up to now."""
+        shown = [key for key in keys if key in lease._shown]
+        return not shown or self._transport.intact(lease.id, shown)
+
+    async def _arrived(self, ns: NamespaceHandle, block: BlockFrames) -> BlockData:
+        """A block that the transport has verified."""
+        if block.checksums:
+            await self._report(ns, block.key)
+        return BlockData(block.key, block.outcome, block.sections, block.tier)
 
     async def _verified(
         self, ns: NamespaceHandle, block: BlockFrames, sizes: Sequence[int]
@@ -163,13 +215,16 @@ class AsyncClient:
         right = [len(s) for s in block.sections] == list(sizes)
         if right and batching.checksums_of(block.sections) == block.checksums:
             return BlockData(block.key, Outcome.HIT, block.sections, block.tier)
-        self.corrupt_blocks += 1
-        _log.warning("block %s arrived with a wrong checksum", block.key.hex())
-        try:
-            await self._transport.report_corrupt(ns.id, block.key, self.deadline_s)
-        except Unavailable as e:
-            _log.warning("block %s could not be reported: %s", block.key.hex(), e)
+        await self._report(ns, block.key)
         return BlockData(block.key, Outcome.MISS)
+
+    async def _report(self, ns: NamespaceHandle, key: bytes) -> None:
+        self.corrupt_blocks += 1
+        _log.warning("block %s arrived with a wrong checksum", key.hex())
+        try:
+            await self._transport.report_corrupt(ns.id, key, self.deadline_s)
+        except Unavailable as e:
+            _log.warning("block %s could not be reported: %s", key.hex(), e)
 
     async def put(
         self,
@@ -183,6 +238,16 @@ class AsyncClient:
         the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
         """
         views = batching.check_blocks(blocks, ns.layout)
+        if self._transport.moves_bulk:
+            plain = [
+                BlockPut(block.key, block.parent, own, block.checksums)
+                for block, own in zip(blocks, views, strict=True)
+            ]
+            done = await self._in(
+                ns, lambda: self._transport.put_bulk(ns.id, plain, durability, self.deadline_s)
+            )
+            if done is not None:
+                return done
         outcomes: list[PutOutcome] = []
         durable = durability is Durability.DURABLE
         per_batch = batching.blocks_per_batch(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import xxhash
 
-from kvstore.block import BlockPut, Buffer
+from kvstore.block import BlockData, BlockPut, Buffer
 from kvstore.errors import BlockOutOfOrder, InvalidRequest, MessageTooLarge, WrongSectionSize
 from kvstore.namespace import Layout
 from kvstore.server import wire
@@ -16,6 +16,8 @@ BATCH_BLOCKS_MAX = 4096
 BATCH_BYTES = 4 << 20
 """Bytes per batch, unless one block is larger: enough to make the cost of a call small, and so few
 that malloc on both sides finds the memory of the last one again."""
+BULK_BATCH_BYTES = 4 << 20
+"""The same on the data port: so few that one batch is verified or staged while the next moves."""
 DURABLE_BATCH_BYTES = 16 << 20
 """The same for a durable put, which costs a sync per batch."""
 
@@ -48,6 +50,31 @@ def section_view(section: Buffer, where: str) -> memoryview:
         raise InvalidRequest(
             f"{where}: sections are contiguous buffers of bytes, not {type(section).__name__} ({e})"
         ) from e
+
+
+def check_room(into: Buffer, size: int) -> memoryview:
+    """Writable memory of at least `size` bytes. Raises `InvalidRequest`."""
+    view = section_view(into, "into")
+    if view.readonly or len(view) < size:
+        kind = "read-only" if view.readonly else "writable"
+        raise InvalidRequest(f"into: {len(view)} {kind} B, where {size} writable ones are needed")
+    return view
+
+
+def moved_into(
+    into: memoryview, blocks: Sequence[BlockData], sizes: Sequence[int]
+) -> list[BlockData]:
+    """The same blocks, their bytes in `into`."""
+    out = []
+    for i, block in enumerate(blocks):
+        at, sections = i * sum(sizes), []
+        for section in block.sections:
+            to = into[at : at + len(section)]
+            to[:] = section
+            sections.append(to)
+            at += len(section)
+        out.append(replace(block, sections=tuple(sections)))
+    return out
 
 
 def check_section_bytes(sections: Sequence[Buffer], layout: Layout, where: str) -> list[memoryview]:
@@ -133,6 +160,22 @@ def blocks_per_batch(
             )
         batch_bytes = min(batch_bytes, room)
     return min(max(batch_bytes // one, 1), BATCH_BLOCKS_MAX)
+
+
+def bulk_blocks(section_bytes: Sequence[int], frame_bytes_max: int, message_bytes_max: int) -> int:
+    """How many blocks to move in one frame of the data port, whose message names them. Raises
+    `MessageTooLarge`."""
+    block_bytes = sum(section_bytes)
+    if block_bytes > frame_bytes_max:
+        raise MessageTooLarge(
+            f"one block has {block_bytes} B, and a frame of the data port {frame_bytes_max} B; "
+            "raise server.data_port.frame_bytes_max, or read fewer sections at a time"
+        )
+    wanted = min(BULK_BATCH_BYTES, frame_bytes_max) // max(block_bytes, 1)
+    named = (message_bytes_max - wire.MESSAGE_OVERHEAD_BYTES) // (
+        wire.BLOCK_OVERHEAD_BYTES + wire.CHECKSUM_BYTES * len(section_bytes)
+    )
+    return min(max(wanted, 1), named, BATCH_BLOCKS_MAX)
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

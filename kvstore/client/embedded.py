@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
-from kvstore.client.transport import Progress
+from kvstore.client.transport import NoBulk, Progress
 from kvstore.config import StoreConfig
 from kvstore.errors import Unavailable
 from kvstore.namespace import Namespace
@@ -117,7 +117,7 @@ def _copied(block: BlockFrames) -> BlockFrames:
     )
 
 
-class EmbeddedTransport:
+class EmbeddedTransport(NoBulk):
     """`kvstore.client.transport.Transport` over an engine of this process."""
 
     def __init__(self, engine: Engine, runner: Runner, config: StoreConfig) -> None:

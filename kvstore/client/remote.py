@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
-from kvstore.client.transport import Progress
+from kvstore.client.transport import NoBulk, Progress
 from kvstore.errors import InvalidRequest, KVStoreError, MessageTooLarge
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
@@ -45,11 +45,11 @@ class Carrier(Protocol):
     async def close(self) -> None: ...
 
 
-def _ttl(ttl_s: float | None) -> dict[str, float]:
+def _ttl(ttl_s: float | None) -> dict[str, Any]:
     return {} if ttl_s is None else {"ttl_s": ttl_s}
 
 
-class RemoteTransport:
+class RemoteTransport(NoBulk):
     """`kvstore.client.transport.Transport` over a carrier. `peer`: the URL, for errors."""
 
     def __init__(self, carrier: Carrier, peer: str) -> None:
@@ -65,6 +65,10 @@ class RemoteTransport:
         """Reach the daemon and learn its limits. Raises `Unavailable`."""
         reply = await self._ask("Hello", pb.HelloRequest(), pb.HelloReply, timeout_s)
         self._message_bytes_max = reply.message_bytes_max
+        self._met(reply)
+
+    def _met(self, hello: Any) -> None:
+        """The daemon has said what it is."""
 
     async def _send(self, name: str, request: wire.Parts, timeout_s: float) -> bytes:
         size = wire.parts_bytes(request)
@@ -74,11 +78,14 @@ class RemoteTransport:
                 f"{self._peer} takes; send less at a time or raise server.message_bytes_max"
             )
         try:
-            return await self._carrier.unary(name, request, timeout_s)
+            return await self._carry(name, request, timeout_s)
         except MessageTooLarge:
             # The daemon was started again with another limit; the next call will know it.
             await self.hello(timeout_s)
             raise
+
+    async def _carry(self, name: str, request: wire.Parts, timeout_s: float) -> bytes:
+        return await self._carrier.unary(name, request, timeout_s)
 
     def _decoded(self, name: str, decode: Callable[[bytes], Any], reply: bytes) -> Any:
         try:
@@ -113,12 +120,24 @@ class RemoteTransport:
     async def acquire(
         self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None, timeout_s: float
     ) -> LeaseGrant:
+        reply = await self._acquire(namespace_id, keys, ttl_s, timeout_s, locate=False)
+        return messages.lease_from_pb(reply)
+
+    async def _acquire(
+        self,
+        namespace_id: bytes,
+        keys: Sequence[bytes],
+        ttl_s: float | None,
+        timeout_s: float,
+        locate: bool,
+    ) -> Any:
         request = pb.AcquireRequest(
-            namespace_id=namespace_id, keys=messages.pack_keys(keys), **_ttl(ttl_s)
+            namespace_id=namespace_id,
+            keys=messages.pack_keys(keys),
+            locate=locate,
+            **_ttl(ttl_s),
         )
-        return messages.lease_from_pb(
-            await self._ask("Acquire", request, pb.AcquireReply, timeout_s)
-        )
+        return await self._ask("Acquire", request, pb.AcquireReply, timeout_s)
 
     async def renew(self, lease_id: int, ttl_s: float | None, timeout_s: float) -> float:
         request = pb.RenewRequest(lease_id=lease_id, **_ttl(ttl_s))

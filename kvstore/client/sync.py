@@ -98,10 +98,24 @@ class Client:
         return Lease(run_now(self._client.acquire(ns, keys, ttl_s)))
 
     def read(
-        self, lease: Lease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+        self,
+        lease: Lease,
+        keys: Sequence[bytes],
+        sections: Sequence[int] | None = None,
+        into: Buffer | None = None,
     ) -> list[BlockData]:
         """Blocks under a lease, verified, in the order of `keys`."""
-        return run_now(self._client.read(lease._lease, keys, sections))
+        return run_now(self._client.read(lease._lease, keys, sections, into))
+
+    def view(
+        self, lease: Lease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[BlockData]:
+        """Blocks under a lease where they lie; count on them only if `intact` after use."""
+        return run_now(self._client.view(lease._lease, keys, sections))
+
+    def intact(self, lease: Lease, keys: Sequence[bytes]) -> bool:
+        """Whether what `view` showed of these blocks was theirs up to now."""
+        return self._client.intact(lease._lease, keys)
 
     def put(
         self,

@@ -6,6 +6,7 @@ synchronous client runs it with `run_now`. That way all that a client knows is w
 """
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
@@ -24,6 +25,44 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class BulkRead:
+    """Blocks of a lease. `sections`: indices into a layout whose sections have `section_bytes`.
+    `into`: room for all of them, one behind the other."""
+
+    lease_id: int
+    keys: Sequence[bytes]
+    sections: Sequence[int]
+    section_bytes: Sequence[int]
+    into: memoryview
+
+
+class NoBulk:
+    """The part of a transport that moves everything in messages."""
+
+    @property
+    def moves_bulk(self) -> bool:
+        return False
+
+    async def read_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+        return None
+
+    async def view_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+        return None
+
+    def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
+        return True
+
+    async def put_bulk(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockPut],
+        durability: Durability,
+        timeout_s: float,
+    ) -> list[PutOutcome] | None:
+        return None
+
+
 class Transport(Protocol):
     """One method per call of the store; `kvstore.store.Engine` says what each does.
 
@@ -39,6 +78,12 @@ class Transport(Protocol):
 
     @property
     def message_bytes_max(self) -> int | None: ...
+
+    @property
+    def moves_bulk(self) -> bool:
+        """Whether `read_bulk`, `view_bulk` and `put_bulk` may be called now; each may still answer
+        None, and the caller goes on with messages."""
+        ...
 
     async def open_namespace(self, namespace: Namespace, timeout_s: float) -> bytes: ...
 
@@ -65,6 +110,29 @@ class Transport(Protocol):
         sections: Sequence[int] | None,
         timeout_s: float,
     ) -> list[BlockFrames]: ...
+
+    async def read_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+        """Any number of blocks into `read.into`. They are verified here: a HIT without checksums
+        is good, a MISS with checksums arrived corrupt. `timeout_s`: for each batch inside."""
+        ...
+
+    async def view_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+        """The blocks where they lie, unverified; what can't be had so is as from `read_bulk`."""
+        ...
+
+    def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
+        """Whether what `view_bulk` gave of these blocks is still theirs."""
+        ...
+
+    async def put_bulk(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockPut],
+        durability: Durability,
+        timeout_s: float,
+    ) -> list[PutOutcome] | None:
+        """Any number of blocks, their sections memoryviews; missing checksums are made here."""
+        ...
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None: ...
 

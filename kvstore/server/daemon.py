@@ -28,6 +28,7 @@ from kvstore.server.gate import Gate
 from kvstore.server.listen import bind, parse_listen, parse_loopback, remove_socket
 from kvstore.server.messages import SERVICE
 from kvstore.server.metrics import CallMetrics, StoreCollector, serve_metrics
+from kvstore.server.port.port import DataPort, data_listen
 from kvstore.server.service import Service
 from kvstore.store import Engine
 from kvstore.v1 import kvstore_pb2 as pb
@@ -64,6 +65,10 @@ class Daemon:
         self._config = config
         self._server_config = config.server
         self._listen = parse_listen(self._server_config.listen)
+        self._data_listen = data_listen(self._server_config, self._listen)
+        self._data_port: DataPort | None = None
+        self._instance_id = os.urandom(INSTANCE_ID_BYTES)
+        self._version = _version()
         self._metrics_at: tuple[str, int] | None = None
         if self._server_config.metrics_listen:
             self._metrics_at = parse_loopback(
@@ -96,12 +101,14 @@ class Daemon:
     async def _serve(self, engine: Engine, on_ready: Callable[[str], None] | None) -> None:
         registry = CollectorRegistry()
         registry.register(StoreCollector(engine.stat, asyncio.get_running_loop()))
-        service = Service(engine, self._hello(), self._server_config.message_bytes_max)
-        gate = Gate(service, self._server_config, CallMetrics(registry))
+        metrics = CallMetrics(registry)
+        service = Service(engine, self._hello, self._server_config.message_bytes_max)
+        gate = Gate(service, self._server_config, metrics)
         stop_metrics = self._serve_metrics(registry)
         try:
             server, port = self._open_door(gate)
             try:
+                self._open_data_port(engine, service, metrics)
                 await self._answer(server, self._listen.url(port), on_ready)
             finally:
                 await self._drain(server, service, gate)
@@ -119,12 +126,28 @@ class Daemon:
         await self._stop.wait()
 
     def _hello(self) -> Any:
-        return pb.HelloReply(
-            version=_version(),
-            instance_id=os.urandom(INSTANCE_ID_BYTES),
+        reply = pb.HelloReply(
+            version=self._version,
+            instance_id=self._instance_id,
             message_bytes_max=self._server_config.message_bytes_max,
             deadline_s_max=self._server_config.deadline_s_max,
         )
+        if self._data_port is not None:
+            reply.data_port.address = self._data_port.address
+            reply.data_port.token = self._data_port.tokens.make()
+            reply.data_port.token_ttl_s = self._data_port.config.token_ttl_s
+            reply.data_port.frame_bytes_max = self._data_port.config.frame_bytes_max
+            reply.data_port.share = self._data_port.arena is not None
+        return reply
+
+    def _open_data_port(self, engine: Engine, service: Service, metrics: CallMetrics) -> None:
+        if self._data_listen is None:
+            return
+        port = DataPort(
+            self._data_listen, self._server_config, engine, service, metrics, self._instance_id
+        )
+        port.open()
+        self._data_port = port
 
     def _open_door(self, gate: Gate) -> tuple[Any, int]:
         server = grpc.aio.server(
@@ -162,6 +185,8 @@ class Daemon:
             await server.stop(0)
         hurried.cancel()
         await stopping
+        if self._data_port is not None:
+            await self._data_port.close(max(0.0, ends_s - time.monotonic()))
         await gate.settle(max(0.0, ends_s - time.monotonic()))
         remove_socket(self._listen)
 

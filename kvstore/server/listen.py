@@ -60,34 +60,34 @@ def parse_loopback(text: str, setting: str) -> tuple[str, int]:
     return address, port
 
 
-def parse_listen(text: str) -> Listen:
-    """Raises `ConfigError`."""
+def parse_listen(text: str, setting: str = "server.listen") -> Listen:
+    """`setting`: its name, for errors. Raises `ConfigError`."""
     scheme, _, rest = text.partition("://")
     if scheme == "tcp":
-        host, port = parse_loopback(rest, "server.listen")
+        host, port = parse_loopback(rest, setting)
         return Listen("tcp", host=host, port=port)
     path = Path(rest)
     if scheme != "unix" or not path.is_absolute():
-        raise ConfigError(f"server.listen: {text!r} is not {_FORMS}")
+        raise ConfigError(f"{setting}: {text!r} is not {_FORMS}")
     if len(bytes(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
-            f"server.listen: a socket's path has at most {SOCKET_PATH_BYTES_MAX} B, "
+            f"{setting}: a socket's path has at most {SOCKET_PATH_BYTES_MAX} B, "
             f"this one {len(bytes(path))}: {path}"
         )
     return Listen("unix", path=path)
 
 
-def clear_stale_socket(path: Path) -> None:
+def clear_stale_socket(path: Path, setting: str = "server.listen") -> None:
     """Make room for a socket at `path`: remove one that nobody serves any more.
 
     gRPC itself would take over even one that is being served. Raises `ConfigError`.
     """
     if not path.parent.is_dir():
-        raise ConfigError(f"server.listen: there is no directory {path.parent}; create it first")
+        raise ConfigError(f"{setting}: there is no directory {path.parent}; create it first")
     if not path.exists():
         return
     if not path.is_socket():
-        raise ConfigError(f"server.listen: {path} is there and no socket; move it away")
+        raise ConfigError(f"{setting}: {path} is there and no socket; move it away")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_S)
         try:
@@ -96,8 +96,8 @@ def clear_stale_socket(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as e:
-            raise ConfigError(f"server.listen: can't use {path}: {e.strerror or e}") from e
-    raise ConfigError(f"server.listen: another daemon serves {path}; stop it or choose another")
+            raise ConfigError(f"{setting}: can't use {path}: {e.strerror or e}") from e
+    raise ConfigError(f"{setting}: another daemon serves {path}; stop it or choose another")
 
 
 def bind(listen: Listen, add_port: Callable[[str], int]) -> int:

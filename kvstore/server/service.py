@@ -21,21 +21,24 @@ Handler = Callable[[bytes], Coroutine[Any, Any, wire.Parts]]
 StreamHandler = Callable[[bytes], AsyncIterator[wire.Parts]]
 
 
-def _parse(cls: Any, data: bytes) -> Any:
+def parse(cls: Any, data: bytes) -> Any:
+    """A message of class `cls`. Raises `InvalidRequest`."""
     try:
         return cls.FromString(data)
     except DecodeError as e:
         raise InvalidRequest(f"{len(data)} B that are no {cls.DESCRIPTOR.name}: {e}") from e
 
 
-def _durability(number: int) -> Durability:
+def parse_durability(number: int) -> Durability:
+    """Raises `InvalidRequest`."""
     try:
         return Durability(number)
     except ValueError:
         raise InvalidRequest(f"durability {number} is unknown") from None
 
 
-def _keys(packed: bytes) -> list[bytes]:
+def parse_keys(packed: bytes) -> list[bytes]:
+    """At least one key. Raises `InvalidRequest`."""
     keys = messages.unpack_keys(packed)
     messages.check_some(keys, "keys")
     return keys
@@ -59,10 +62,10 @@ class Service:
     """Answers calls from `engine`.
 
     Handlers take and return encoded messages and raise the errors of `kvstore.errors`; who carries
-    the messages is not their business. `hello`: what the daemon says of itself.
+    the messages is not their business. `hello` makes what the daemon says of itself.
     """
 
-    def __init__(self, engine: Engine, hello: Any, message_bytes_max: int) -> None:
+    def __init__(self, engine: Engine, hello: Callable[[], Any], message_bytes_max: int) -> None:
         self._engine = engine
         self._hello = hello
         self._message_bytes_max = message_bytes_max
@@ -100,21 +103,21 @@ class Service:
         self._draining.set()
 
     async def _say_hello(self, data: bytes) -> wire.Parts:
-        return _encoded(self._hello)
+        return _encoded(self._hello())
 
     async def _open_namespace(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.OpenNamespaceRequest, data)
+        request = parse(pb.OpenNamespaceRequest, data)
         namespace = Namespace.from_json(request.canonical_json)
         return _encoded(pb.OpenNamespaceReply(namespace_id=self._engine.open_namespace(namespace)))
 
     async def _match(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.MatchRequest, data)
-        keys = _keys(request.keys)
+        request = parse(pb.MatchRequest, data)
+        keys = parse_keys(request.keys)
         return _encoded(messages.match_to_pb(self._engine.match(request.namespace_id, keys)))
 
     async def _wait_for(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.WaitForRequest, data)
-        keys = _keys(request.keys)
+        request = parse(pb.WaitForRequest, data)
+        keys = parse_keys(request.keys)
         waiting = asyncio.create_task(
             self._engine.wait_for(request.namespace_id, keys, request.deadline_s)
         )
@@ -130,23 +133,27 @@ class Service:
         return _encoded(messages.match_to_pb(match))
 
     async def _acquire(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.AcquireRequest, data)
-        keys = _keys(request.keys)
+        request = parse(pb.AcquireRequest, data)
+        keys = parse_keys(request.keys)
         grant = await self._engine.acquire(request.namespace_id, keys, _ttl(request))
-        return _encoded(messages.lease_to_pb(grant))
+        reply = messages.lease_to_pb(grant)
+        if request.locate:
+            places = self._engine.locate(grant.lease_id)
+            reply.slots = places.astype("<u8", copy=False).tobytes()
+        return _encoded(reply)
 
     async def _renew(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.RenewRequest, data)
+        request = parse(pb.RenewRequest, data)
         ttl_s = await self._engine.renew(request.lease_id, _ttl(request))
         return _encoded(pb.RenewReply(ttl_s=ttl_s))
 
     async def _release(self, data: bytes) -> wire.Parts:
-        await self._engine.release(_parse(pb.ReleaseRequest, data).lease_id)
+        await self._engine.release(parse(pb.ReleaseRequest, data).lease_id)
         return _encoded(pb.ReleaseReply())
 
     async def _read(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.ReadRequest, data)
-        keys = _keys(request.keys)
+        request = parse(pb.ReadRequest, data)
+        keys = parse_keys(request.keys)
         sections = list(request.sections) or None
         # The reader verifies what arrives, which covers the way from DRAM too.
         blocks = await self._engine.read(request.lease_id, keys, sections, verify=False)
@@ -167,7 +174,7 @@ class Service:
         return b"".join(reply)
 
     async def _report_corrupt(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.ReportCorruptRequest, data)
+        request = parse(pb.ReportCorruptRequest, data)
         await self._engine.report_corrupt(
             request.namespace_id, messages.check_digest(request.key, "key")
         )
@@ -182,8 +189,8 @@ class Service:
         return _encoded(pb.PutReply(outcomes=messages.pack_put_outcomes(outcomes)))
 
     async def _reserve(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.ReserveRequest, data)
-        keys = _keys(request.keys)
+        request = parse(pb.ReserveRequest, data)
+        keys = parse_keys(request.keys)
         parents = messages.unpack_keys(request.parents)
         if len(keys) != len(parents):
             raise InvalidRequest(f"{len(keys)} keys with {len(parents)} parents")
@@ -203,21 +210,21 @@ class Service:
         return _encoded(pb.WriteReply())
 
     async def _commit(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.CommitRequest, data)
+        request = parse(pb.CommitRequest, data)
         outcomes = await self._engine.commit(
-            request.reservation_id, _durability(request.durability)
+            request.reservation_id, parse_durability(request.durability)
         )
         return _encoded(pb.CommitReply(outcomes=messages.pack_put_outcomes(outcomes)))
 
     async def _abort(self, data: bytes) -> wire.Parts:
-        await self._engine.abort(_parse(pb.AbortRequest, data).reservation_id)
+        await self._engine.abort(parse(pb.AbortRequest, data).reservation_id)
         return _encoded(pb.AbortReply())
 
     async def _evict(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.EvictRequest, data)
+        request = parse(pb.EvictRequest, data)
         keys: Sequence[bytes] | None = None
         if request.HasField("keys"):
-            keys = _keys(request.keys)
+            keys = parse_keys(request.keys)
         tier = _tier(request.tier)
         blocks = await self._engine.evict(request.namespace_id or None, keys, tier)
         return _encoded(pb.EvictReply(blocks=blocks))
@@ -230,12 +237,12 @@ class Service:
         return _encoded(messages.stat_to_pb(self._engine.stat()))
 
     async def _ls(self, data: bytes) -> wire.Parts:
-        request = _parse(pb.LsRequest, data)
+        request = parse(pb.LsRequest, data)
         blocks = self._engine.ls(request.namespace_id or None, request.limit, request.after or None)
         return _encoded(pb.LsReply(blocks=[messages.info_to_pb(info) for info in blocks]))
 
     async def _verify(self, data: bytes) -> AsyncIterator[wire.Parts]:
-        _parse(pb.VerifyRequest, data)
+        parse(pb.VerifyRequest, data)
         at, told = (0, 0), (-1, -1)
 
         def progress(done: int, total: int) -> None:

@@ -49,15 +49,28 @@ _GRPC_TOO_LARGE = "larger than max"
 
 def to_status(error: KVStoreError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Status code, details and trailing metadata that carry `error`."""
+    cls = _known_class(error)
+    metadata = ((ERROR_METADATA_KEY, cls.__name__),)
+    return STATUS_OF_ERROR[cls], str(error)[:DETAILS_CHARS_MAX], metadata
+
+
+def _known_class(error: KVStoreError) -> type[KVStoreError]:
     for cls in type(error).__mro__:
         if cls in STATUS_OF_ERROR:
-            name = cls.__name__
-            return (
-                STATUS_OF_ERROR[cls],
-                str(error)[:DETAILS_CHARS_MAX],
-                ((ERROR_METADATA_KEY, name),),
-            )
+            known: type[KVStoreError] = cls
+            return known
     raise TypeError(f"{type(error).__name__} is outside the tree of kvstore.errors")
+
+
+def to_name(error: KVStoreError) -> tuple[str, str]:
+    """Name and details that carry `error` where there is no gRPC status."""
+    return _known_class(error).__name__, str(error)[:DETAILS_CHARS_MAX]
+
+
+def from_name(name: str, details: str, peer: str) -> KVStoreError:
+    """The inverse of `to_name`."""
+    cls = _ERROR_OF_NAME.get(name)
+    return cls(details) if cls else KVStoreError(f"{peer}: {name}: {details}")
 
 
 def from_status(code: grpc.StatusCode, details: str, name: str | None, peer: str) -> KVStoreError:

@@ -22,7 +22,7 @@ FRAME_SECTIONS_MAX = 64
 _FIXED = struct.Struct("<8sHBBHHIII4xd32s32s32s24x")
 _SECTION = struct.Struct("<II8x16s")
 _ZERO_KEY = bytes(32)
-KEY_OFFSET = 48
+KEY_OFFSET = struct.calcsize("<8sHBBHHIII4xd")
 """Where the key lies in a header, for a reader that looks at nothing else of it."""
 
 

@@ -54,16 +54,32 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "instance_id", "message_bytes_max", "deadline_s_max")
+    __slots__ = ("version", "instance_id", "message_bytes_max", "deadline_s_max", "data_port")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_MAX_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     version: str
     instance_id: bytes
     message_bytes_max: int
     deadline_s_max: float
-    def __init__(self, version: _Optional[str] = ..., instance_id: _Optional[bytes] = ..., message_bytes_max: _Optional[int] = ..., deadline_s_max: _Optional[float] = ...) -> None: ...
+    data_port: DataPort
+    def __init__(self, version: _Optional[str] = ..., instance_id: _Optional[bytes] = ..., message_bytes_max: _Optional[int] = ..., deadline_s_max: _Optional[float] = ..., data_port: _Optional[_Union[DataPort, _Mapping]] = ...) -> None: ...
+
+class DataPort(_message.Message):
+    __slots__ = ("address", "token", "token_ttl_s", "frame_bytes_max", "share")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token: bytes
+    token_ttl_s: float
+    frame_bytes_max: int
+    share: bool
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[bytes] = ..., token_ttl_s: _Optional[float] = ..., frame_bytes_max: _Optional[int] = ..., share: _Optional[bool] = ...) -> None: ...
 
 class OpenNamespaceRequest(_message.Message):
     __slots__ = ("canonical_json",)
@@ -120,26 +136,30 @@ class WaitForRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "ttl_s")
+    __slots__ = ("namespace_id", "keys", "ttl_s", "locate")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
+    LOCATE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     ttl_s: float
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+    locate: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., locate: _Optional[bool] = ...) -> None: ...
 
 class AcquireReply(_message.Message):
-    __slots__ = ("lease_id", "blocks", "ttl_s", "match")
+    __slots__ = ("lease_id", "blocks", "ttl_s", "match", "slots")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     blocks: int
     ttl_s: float
     match: MatchReply
-    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ...) -> None: ...
+    slots: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_id", "ttl_s")
@@ -454,3 +474,77 @@ class LsReply(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockInfo]
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping]]] = ...) -> None: ...
+
+class PortOpenRequest(_message.Message):
+    __slots__ = ("token", "share", "staging_bytes")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    share: bool
+    staging_bytes: int
+    def __init__(self, token: _Optional[bytes] = ..., share: _Optional[bool] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
+
+class PortOpenReply(_message.Message):
+    __slots__ = ("instance_id", "arena_bytes", "generations_offset", "staging")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FIELD_NUMBER: _ClassVar[int]
+    instance_id: bytes
+    arena_bytes: int
+    generations_offset: int
+    staging: bool
+    def __init__(self, instance_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., generations_offset: _Optional[int] = ..., staging: _Optional[bool] = ...) -> None: ...
+
+class PortError(_message.Message):
+    __slots__ = ("name", "details")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    details: str
+    def __init__(self, name: _Optional[str] = ..., details: _Optional[str] = ...) -> None: ...
+
+class BulkReadRequest(_message.Message):
+    __slots__ = ("lease_id", "keys", "sections", "locate")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOCATE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    keys: bytes
+    sections: _containers.RepeatedScalarFieldContainer[int]
+    locate: bool
+    def __init__(self, lease_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., sections: _Optional[_Iterable[int]] = ..., locate: _Optional[bool] = ...) -> None: ...
+
+class BulkReadReply(_message.Message):
+    __slots__ = ("outcomes", "tiers", "section_bytes", "checksums", "slots")
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    SECTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    outcomes: bytes
+    tiers: bytes
+    section_bytes: _containers.RepeatedScalarFieldContainer[int]
+    checksums: bytes
+    slots: bytes
+    def __init__(self, outcomes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ..., section_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., slots: _Optional[bytes] = ...) -> None: ...
+
+class BulkPutRequest(_message.Message):
+    __slots__ = ("namespace_id", "durability", "keys", "parents", "section_bytes", "checksums", "staging_offset")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SECTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    durability: Durability
+    keys: bytes
+    parents: bytes
+    section_bytes: _containers.RepeatedScalarFieldContainer[int]
+    checksums: bytes
+    staging_offset: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., durability: _Optional[_Union[Durability, str]] = ..., keys: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., section_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., staging_offset: _Optional[int] = ...) -> None: ...

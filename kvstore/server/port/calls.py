@@ -1,0 +1,171 @@
+"""The calls of the data port: the service's own, and reads and puts whose bytes travel beside the
+message."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvstore.block import BlockPut, Outcome
+from kvstore.errors import InvalidRequest, MessageTooLarge
+from kvstore.server import messages
+from kvstore.server.port.frames import METHODS
+from kvstore.server.port.peer import NO_BYTES, Peer
+from kvstore.server.service import Service, parse, parse_durability, parse_keys
+from kvstore.server.wire import CHECKSUM_BYTES
+from kvstore.store import Engine
+from kvstore.store.core import NOT_IN_DRAM
+from kvstore.store.types import BlockFrames
+from kvstore.v1 import kvstore_pb2 as pb
+
+AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
+"""Calls that the engine answers without waiting for anything."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer. `release` MUST be called once `body` has been sent or given up."""
+
+    message: bytes
+    body: Sequence[memoryview] = ()
+    release: Callable[[], None] = _nothing
+
+
+@dataclass(slots=True)
+class Request:
+    """A call as it came in. `body` stays unchanged until the call is answered."""
+
+    message: bytes
+    peer: Peer = field(default_factory=Peer)
+    body: memoryview = NO_BYTES
+
+
+Answer = Callable[[Request], Coroutine[Any, Any, Reply]]
+
+
+class Calls:
+    """Answers by method name; errors are those of `kvstore.errors`."""
+
+    def __init__(self, service: Service, engine: Engine, frame_bytes_max: int) -> None:
+        self._engine = engine
+        self._frame_bytes_max = frame_bytes_max
+        own = {"BulkRead": self._read, "BulkPut": self._put}
+        known = service.unary()
+        self.by_name: dict[str, Answer] = {
+            name: own[name] if name in own else self._of_service(known[name]) for name in METHODS
+        }
+
+    def _of_service(self, handler: Any) -> Answer:
+        async def answer(request: Request) -> Reply:
+            if len(request.body):
+                raise InvalidRequest(f"{len(request.body)} B behind a message that has no body")
+            parts = await handler(request.message)
+            return Reply(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
+
+        return answer
+
+    async def _read(self, request: Request) -> Reply:
+        message = parse(pb.BulkReadRequest, request.message)
+        keys = parse_keys(message.keys)
+        sections = list(message.sections) or None
+        # the reader verifies what arrives, which covers the way from DRAM too
+        blocks = await self._engine.read(message.lease_id, keys, sections, verify=False)
+        try:
+            return self._read_reply(message, keys, blocks, request.peer.shares)
+        except BaseException:
+            _done(blocks)
+            raise
+
+    def _read_reply(
+        self, message: Any, keys: Sequence[bytes], blocks: Sequence[BlockFrames], shares: bool
+    ) -> Reply:
+        reply = pb.BulkReadReply(
+            outcomes=bytes([block.outcome.value for block in blocks]),
+            tiers=bytes([block.tier.value for block in blocks]),
+        )
+        sent = [block for block in blocks if block.outcome is Outcome.HIT]
+        if sent:
+            reply.section_bytes.extend(map(len, sent[0].sections))
+        if message.locate and shares:
+            places = self._engine.locate(message.lease_id, keys)
+            reply.slots = places.astype("<u8", copy=False).tobytes()
+            in_dram = (places[:, 0] != NOT_IN_DRAM).tolist()
+            sent = [
+                block
+                for block, there in zip(blocks, in_dram, strict=True)
+                if block.outcome is Outcome.HIT and not there
+            ]
+        body = [section for block in sent for section in block.sections]
+        size = sum(map(len, body))
+        if size > self._frame_bytes_max:
+            raise MessageTooLarge(
+                f"{len(keys)} blocks have {size} B, and one frame carries {self._frame_bytes_max} "
+                "B (server.data_port.frame_bytes_max); ask for fewer at a time"
+            )
+        reply.checksums = b"".join([c for block in sent for c in block.checksums])
+        return Reply(reply.SerializeToString(), body, lambda: _done(blocks))
+
+    async def _put(self, request: Request) -> Reply:
+        message = parse(pb.BulkPutRequest, request.message)
+        keys = parse_keys(message.keys)
+        parents = messages.unpack_keys(message.parents)
+        if len(keys) != len(parents):
+            raise InvalidRequest(f"{len(keys)} keys with {len(parents)} parents")
+        sizes = list(message.section_bytes)
+        payload = _payload(message, request, len(keys) * sum(sizes))
+        blocks = _split(keys, parents, sizes, payload, message.checksums)
+        durability = parse_durability(message.durability)
+        outcomes = await self._engine.put(message.namespace_id, blocks, durability)
+        packed = messages.pack_put_outcomes(outcomes)
+        return Reply(pb.PutReply(outcomes=packed).SerializeToString())
+
+
+def _done(blocks: Sequence[BlockFrames]) -> None:
+    for block in blocks:
+        block.done()
+
+
+def _payload(message: Any, request: Request, size: int) -> memoryview:
+    """The sections' bytes: the frame's body, or a piece of the staging area."""
+    if not message.HasField("staging_offset"):
+        if len(request.body) != size:
+            raise InvalidRequest(f"sections of {size} B in all, and a body of {len(request.body)}")
+        return request.body
+    at, area = message.staging_offset, request.peer.staging
+    if len(request.body) or at + size > len(area):
+        raise InvalidRequest(
+            f"{size} B from {at} on leave the staging area of {len(area)} B, or came with a body"
+        )
+    return area[at : at + size]
+
+
+def _split(
+    keys: Sequence[bytes],
+    parents: Sequence[bytes],
+    sizes: Sequence[int],
+    payload: memoryview,
+    packed: bytes,
+) -> list[BlockPut]:
+    per_block = CHECKSUM_BYTES * len(sizes)
+    if packed and len(packed) != per_block * len(keys):
+        raise InvalidRequest(
+            f"{len(keys)} blocks of {len(sizes)} sections need {per_block * len(keys)} B of "
+            f"checksums, not {len(packed)}"
+        )
+    ends = np.cumsum(sizes).tolist()
+    starts = [0, *ends[:-1]]
+    block_bytes = ends[-1] if ends else 0
+    blocks = []
+    for i, (key, parent) in enumerate(zip(keys, parents, strict=True)):
+        block = payload[i * block_bytes : (i + 1) * block_bytes]
+        own = packed[i * per_block : (i + 1) * per_block]
+        step = CHECKSUM_BYTES
+        checksums = [own[at : at + step] for at in range(0, len(own), step)]
+        sections = [block[a:b] for a, b in zip(starts, ends, strict=True)]
+        blocks.append(BlockPut(key, parent, sections, checksums or None))
+    return blocks
