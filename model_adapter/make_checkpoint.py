@@ -187,10 +187,19 @@ def make_checkpoint(
     """
     if preset not in PRESETS:
         raise InputError(f"unknown preset {preset!r}; there are {', '.join(PRESETS)}")
+    return write_checkpoint(preset_config(preset), seed, directory, shard_bytes_max)
+
+
+def write_checkpoint(
+    config: Config,
+    seed: int,
+    directory: Path,
+    shard_bytes_max: int = SHARD_BYTES_MAX_DEFAULT,
+) -> MadeCheckpoint:
+    """The same for a config such as `preset_config` gives."""
     if (directory / "config.json").exists():
         raise InputError(f"{directory} holds a checkpoint already; name another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    config = preset_config(preset)
     tokenizer = train_tokenizer(training_texts(), config["text_config"]["vocab_size"])
     config = complete_config(config, tokenizer)
     save_tokenizer(tokenizer, directory)

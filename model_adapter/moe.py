@@ -64,7 +64,9 @@ class MoE:
 
     def _expert(self, x: torch.Tensor, name: str, factor: torch.Tensor | None) -> torch.Tensor:
         """One SwiGLU over x [T, H]; `factor` float32 [T, 1] enters before w2."""
-        w13, w2 = self._weights.stacked(name, f"{name}.w1", f"{name}.w3", f"{name}.w2")
+        w13, w2 = self._weights.stacked(
+            name, f"{name}.w1", f"{name}.w3", f"{name}.w2", by_demand=factor is not None
+        )
         gate, up = functional.linear(x, w13).float().chunk(2, dim=1)
         hidden = functional.silu(gate.clamp(max=self._limit))
         hidden = hidden * up.clamp(-self._limit, self._limit)

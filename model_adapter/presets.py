@@ -11,6 +11,12 @@ sources own global KV and two more layers select anew; window 128 and blocks of 
 released, so that a replay costs what it costs there in tokens. The top-k is 64 of up to some
 thousand entries, so that selection matters. Widths are 1/20 of the released ones in hidden size and
 a quarter in head width, which is what thousands of tokens per second allow.
+
+`wide` has the released widths wherever they shape attention and its caches (hidden size, heads,
+head width, ranks, indexer, window, candidate blocks), so that records of the released sizes flow
+through the whole path: 288, 68 and 528 bytes. What they do not depend on is as small as it goes:
+five layers (window-only, Full with ratio 2, then Full, Reuse and Reindex with ratio 1), four narrow
+experts, no draft layers. 0.96 GB on disk, 3.3 GB when everything is dequantised to float32.
 """
 
 from copy import deepcopy
@@ -122,6 +128,43 @@ _SMALL_TEXT: Config = {
     "dspark_num_experts_per_tok": 2,
 }
 
+_WIDE_TEXT: Config = {
+    "vocab_size": 2048,
+    "hidden_size": 5120,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 64,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1280,
+    "o_lora_rank": 1024,
+    "o_groups": 8,
+    "swiglu_limit": 10.0,
+    "max_position_embeddings": 1 << 20,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 128,
+    "compress_ratios": [0, 2, 1, 1, 1],
+    "kv_source_layer_ids": [1, 2],
+    "index_source_layer_ids": [1, 2, 4],
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "candidate_source_layer_id": 2,
+    "candidate_topk_blocks": 2048,
+    "candidate_block_size": 8,
+    "engram_layer_ids": [1],
+    "engram_vocab_size": 1021,
+    "engram_n_heads": 4,
+    "engram_head_dim": 32,
+    "num_nextn_predict_layers": 0,
+    "dspark_block_size": 5,
+    "dspark_target_layer_ids": [],
+    "dspark_markov_rank": 256,
+    "dspark_n_routed_experts": 4,
+    "dspark_num_experts_per_tok": 2,
+}
+
 _VISION: Config = {
     "num_hidden_layers": 2,
     "hidden_size": 64,
@@ -151,6 +194,7 @@ def _rope(original_positions: int) -> Config:
 PRESETS: dict[str, tuple[Config, Config]] = {
     "tiny": (_TINY_TEXT | {"rope_parameters": _rope(1024)}, _VISION),
     "small": (_SMALL_TEXT | {"rope_parameters": _rope(4096)}, _VISION),
+    "wide": (_WIDE_TEXT | {"rope_parameters": _rope(65536)}, _VISION),
 }
 """Name → text and vision sizes."""
 

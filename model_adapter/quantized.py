@@ -1,11 +1,17 @@
 """Dequantising weights (ds41f §3): e4m3 and e2m1 codes with power-of-two scales.
 
 Every product is exact in float32; in bfloat16 too, since an e4m3 or e2m1 code has fewer
-significant bits.
+significant bits. A row's codes with the row's scales behind them are a cache record (ds41f §4), so
+that the record codecs do the work, some rows at a time: what is held besides the result is small.
 """
 
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
+import kernels
 from model_adapter.checkpoint_spec import SCALE_GROUP
 
 FP8_DTYPE = "F8_E4M3"
@@ -13,35 +19,35 @@ SCALE_DTYPE = "F8_E8M0"
 FP4_DTYPES = frozenset({"I8", "U8"})
 PLAIN_DTYPES = frozenset({"BF16", "F32", "F16"})
 
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-_E2M1_PAIRS = torch.stack(
-    [
-        torch.cat([_E2M1, -_E2M1]).repeat(16),
-        torch.cat([_E2M1, -_E2M1]).repeat_interleave(16),
-    ],
-    dim=1,
-)
-"""Byte → its two values, low nibble (the even column) first."""
+RECORD_BYTES_MAX = 1 << 20
+"""Bounds the records assembled at once."""
+
+_Bytes = npt.NDArray[np.uint8]
 
 
 def dequantize_fp8_blocks(
     codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """e4m3 [rows, columns] with one ue8m0 scale per 32×32 block, [⌈rows/32⌉, ⌈columns/32⌉]."""
+    """e4m3 [rows, columns] with one ue8m0 scale per 32×32 block, [⌈rows/32⌉, ⌈columns/32⌉].
+
+    `dtype` here and below: float32 or bfloat16.
+    """
     rows, columns = codes.shape
-    factor = scale.float().repeat_interleave(SCALE_GROUP, 1)[:, :columns]
-    values = codes.float()
-    for first in range(0, rows, SCALE_GROUP):
-        values[first : first + SCALE_GROUP] *= factor[first // SCALE_GROUP]
-    return values.to(dtype)
+    per_row = np.repeat(_bytes(scale), SCALE_GROUP, axis=0)[:rows]
+    packed = _bytes(codes)
+    if columns % SCALE_GROUP:
+        packed = np.pad(packed, ((0, 0), (0, -columns % SCALE_GROUP)))
+    return _decoded(kernels.fp8_dequantize, packed, per_row, dtype)[:, :columns].contiguous()
 
 
 def dequantize_fp8_rows(
     codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """e4m3 [..., columns] with one ue8m0 scale per row and 32 columns, [..., columns/32]."""
-    groups = codes.float().unflatten(-1, (-1, SCALE_GROUP))
-    return (groups * scale.float().unsqueeze(-1)).flatten(-2).to(dtype)
+    values = _decoded(
+        kernels.fp8_dequantize, _bytes(codes.flatten(0, -2)), _bytes(scale.flatten(0, -2)), dtype
+    )
+    return values.view(codes.shape)
 
 
 def dequantize_fp4(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -49,6 +55,25 @@ def dequantize_fp4(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
 
     Returns [rows, columns].
     """
-    values = _E2M1_PAIRS[codes.view(torch.uint8).int()].flatten(-2)
-    groups = values.unflatten(-1, (-1, SCALE_GROUP)).mul_(scale.float().unsqueeze(-1))
-    return groups.flatten(-2).to(dtype)
+    return _decoded(kernels.mxfp4_dequantize, _bytes(codes), _bytes(scale), dtype)
+
+
+def _bytes(tensor: torch.Tensor) -> _Bytes:
+    return tensor.view(torch.uint8).numpy()
+
+
+def _decoded(
+    decode: Callable[..., object], codes: _Bytes, scales: _Bytes, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows of codes and of scales, both [rows, …], through a record codec."""
+    rows, groups = scales.shape
+    values = torch.empty((rows, groups * SCALE_GROUP), dtype=dtype)
+    name, out = "float32", values
+    if dtype == torch.bfloat16:
+        name, out = "bfloat16", values.view(torch.uint16)
+    target = out.numpy()
+    step = max(1, RECORD_BYTES_MAX // (codes.shape[1] + groups))
+    for at in range(0, rows, step):
+        part = slice(at, at + step)
+        decode(np.concatenate([codes[part], scales[part]], axis=1), name, out=target[part])
+    return values

@@ -1,9 +1,12 @@
 """Weights by name in the dtype that the model computes in, dequantised when first used.
 
 What is quantised, or lies in another dtype than the model's, has to be converted; the results are
-kept up to a budget of bytes and the least recently used ones are dropped. Everything else is a view
-into the mapped shards and costs no memory of the process. Tables with one row per token or n-gram
-are never converted whole: their rows are gathered from the mapping.
+kept up to a budget of bytes. What every token needs is kept first: the layers come round in turn,
+and of a ring that does not fit, dropping the least recently used would drop each just before its
+use. Experts are converted by demand and share the rest, the least recently used dropped first.
+Everything else is a view into the mapped shards, whose pages the kernel may drop: it costs the
+process no memory of its own. Tables with one row per token or n-gram are never converted whole:
+their rows are gathered from the mapping.
 """
 
 from collections import OrderedDict
@@ -37,7 +40,9 @@ class Weights:
         self.cache_bytes_max = cache_bytes_max
         self.cached_bytes = 0
         self._views: dict[str, torch.Tensor] = {}
-        self._converted: OrderedDict[_Key, tuple[torch.Tensor, ...]] = OrderedDict()
+        self._steady: dict[_Key, tuple[torch.Tensor, ...]] = {}
+        self._steady_bytes = 0
+        self._by_demand: OrderedDict[_Key, tuple[torch.Tensor, ...]] = OrderedDict()
 
     def vector(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An unquantised tensor under its whole name, in `dtype` (default: float32)."""
@@ -54,17 +59,18 @@ class Weights:
             return self.vector(weight, self.dtype)
         return self._cached(weight, lambda: (self._dequantize(name),))[0]
 
-    def stacked(self, key: str, *names: str) -> tuple[torch.Tensor, ...]:
+    def stacked(self, key: str, *names: str, by_demand: bool) -> tuple[torch.Tensor, ...]:
         """Several matrices kept as one entry: all but the last stacked by rows, then the last.
 
         That is what an expert is: w1 and w3 see the same input, so one product serves both.
+        `by_demand`: not every token needs it.
         """
 
         def convert() -> tuple[torch.Tensor, ...]:
             parts = [self._dequantize(name) for name in names]
             return torch.cat(parts[:-1]), parts[-1]
 
-        return self._cached(key, convert)
+        return self._cached(key, convert, by_demand)
 
     def rows(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the table `{name}.weight`: [*indices.shape, columns] in the model's dtype."""
@@ -97,21 +103,26 @@ class Weights:
         )
 
     def _cached(
-        self, key: _Key, convert: Callable[[], tuple[torch.Tensor, ...]]
+        self, key: _Key, convert: Callable[[], tuple[torch.Tensor, ...]], by_demand: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        entry = self._converted.get(key)
-        if entry is not None:
-            self._converted.move_to_end(key)
-            return entry
+        if key in self._steady:
+            return self._steady[key]
+        if key in self._by_demand:
+            self._by_demand.move_to_end(key)
+            return self._by_demand[key]
         entry = convert()
         size = _bytes(entry)
-        if size > self.cache_bytes_max:
+        if self._steady_bytes + size > self.cache_bytes_max:
             return entry
         while self.cached_bytes + size > self.cache_bytes_max:
-            _, dropped = self._converted.popitem(last=False)
+            _, dropped = self._by_demand.popitem(last=False)
             self.cached_bytes -= _bytes(dropped)
-        self._converted[key] = entry
         self.cached_bytes += size
+        if by_demand:
+            self._by_demand[key] = entry
+        else:
+            self._steady[key] = entry
+            self._steady_bytes += size
         return entry
 
 
