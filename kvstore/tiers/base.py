@@ -68,6 +68,10 @@ class SlotTier(Protocol):
         a page number per row instead of a `Slot`."""
         ...
 
+    def generations_of(self, pages: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """Of the live slots that start at these pages; the caller knows that they are live."""
+        ...
+
     def free(self, slot: Slot) -> None:
         """Give a slot back. `StaleSlot` where it was freed before."""
         ...

@@ -7,6 +7,10 @@ generation) reads the number again after its copy; where it differs, the slot ha
 
 import mmap
 import os
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.tiers.base import PAGE_BYTES, Slot, StaleSlot
 from kvstore.tiers.dram.extents import ExtentAllocator
@@ -28,7 +32,11 @@ class DramTier:
         self._fd = os.memfd_create("kvstore-dram", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self._fd, size)
-            self._bytes = memoryview(mmap.mmap(self._fd, size))
+            arena = mmap.mmap(self._fd, size)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a kernel without huge pages for shared memory
+                    arena.madvise(mmap.MADV_HUGEPAGE)
+            self._bytes = memoryview(arena)
         except BaseException:
             os.close(self._fd)
             raise
@@ -71,6 +79,10 @@ class DramTier:
         if not pages:
             raise StaleSlot(f"no slot starts at page {page}")
         return Slot(page, pages * PAGE_BYTES, self._generations[page])
+
+    def generations_of(self, pages: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        generations: npt.NDArray[np.uint64] = np.frombuffer(self._generations, np.uint64)[pages]
+        return generations
 
     def free(self, slot: Slot) -> None:
         self._check(slot)

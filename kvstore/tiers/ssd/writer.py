@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvstore.clock import Clock
 from kvstore.config import SsdConfig
@@ -19,7 +19,6 @@ from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, NamespaceRow, WriteItem
 from kvstore.tiers.frame import (
     FrameError,
-    FrameHeader,
     WrongFrame,
     check_sections,
     decode_header,
@@ -36,23 +35,6 @@ from kvstore.tiers.ssd.space import Space
 _log = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _RUN_ITEMS_MAX = 256
-
-
-class _Sound(NamedTuple):
-    """An item whose header is what it should be."""
-
-    item: WriteItem
-    header: FrameHeader
-
-    @property
-    def place(self) -> tuple[Location, int]:
-        return self.item.location, len(self.item.frame)
-
-    def entry(self) -> bytes:
-        """Its record in the index."""
-        item = self.item
-        checksum = header_checksum(item.frame)
-        return entry.encode_entry(self.header, checksum, item.namespace_no, item.location)
 
 
 class LogWriter:
@@ -100,26 +82,37 @@ class LogWriter:
     ) -> list[FrameError | None]:
         """See `LogTier`."""
         with self._lock:
-            verdicts: list[FrameError | None] = []
-            sound: list[_Sound] = []
-            for item in items:
-                header = self._header(item)
-                if isinstance(header, FrameError):
-                    self._space.settle([(item.location, len(item.frame))], written=False)
-                    verdicts.append(header)
-                else:
-                    sound.append(_Sound(item, header))
-                    verdicts.append(None)
-            if not sound and not removes:
-                return verdicts
-            sound.sort(key=lambda s: s.item.location)
-            errors = self._write(sound, removes)
-            return [
-                verdict or errors.get(item.location)
-                for item, verdict in zip(items, verdicts, strict=True)
-            ]
+            if not items and not removes:
+                return []
+            try:
+                checked = self._append_and_check(items)
+                pairs = list(zip(items, checked, strict=True))
+                puts = [(i.key, c) for i, c in pairs if isinstance(c, bytes)]
+                end = max([self._log_end, *map(_end, items)])
+                self._commit(IndexChange(puts, removes, end if end != self._log_end else None))
+            except DiskError:
+                self._settle(items, written=False)
+                raise
+            self._log_end = end
+            good = [i for i, c in pairs if isinstance(c, bytes)]
+            self._entries.update(i.location.segment for i in good)
+            self._settle(good, written=True)
+            self._settle([i for i, c in pairs if isinstance(c, FrameError)], written=False)
+            return [c if isinstance(c, FrameError) else None for c in checked]
 
-    def _header(self, item: WriteItem) -> FrameHeader | FrameError:
+    def _append_and_check(self, items: Sequence[WriteItem]) -> list[bytes | FrameError]:
+        """Append the frames, and check them meanwhile: what matters is that nothing unchecked is
+        committed. Per item its index record, or what is wrong with it."""
+        if not items:
+            return []
+        self._keep_floor(sum(len(i.frame) for i in items))
+        appending = self._appender.submit(self._append, items)
+        try:
+            return [self._check(item) for item in items]
+        finally:
+            appending.result()
+
+    def _check(self, item: WriteItem) -> bytes | FrameError:
         try:
             header = decode_header(item.frame)
         except FrameError as e:
@@ -129,49 +122,21 @@ class LogWriter:
             return WrongFrame(f"the frame of {header.key.hex()}, not of {item.key.hex()}")
         if header.stored_length != len(item.frame):
             return WrongFrame(f"a frame of {header.stored_length} B in {len(item.frame)} B")
-        return header
+        error = check_sections(header, item.frame)
+        if error is not None:
+            return error
+        checksum = header_checksum(item.frame)
+        return entry.encode_entry(header, checksum, item.namespace_no, item.location)
 
-    def _write(self, sound: list[_Sound], removes: Sequence[bytes]) -> dict[Location, FrameError]:
-        end = self._log_end
-        if sound:
-            (segment, offset), length = sound[-1].place
-            end = max(end, Location(segment, offset + length))
-        try:
-            errors = self._append_and_check(sound)
-            good = [s for s in sound if s.item.location not in errors]
-            puts = [(s.item.key, s.entry()) for s in good]
-            self._commit(IndexChange(puts, removes, end if end != self._log_end else None))
-        except DiskError:
-            self._settle(sound, written=False)
-            raise
-        self._log_end = end
-        self._entries.update(s.item.location.segment for s in good)
-        self._settle(good, written=True)
-        self._settle([s for s in sound if s.item.location in errors], written=False)
-        return errors
-
-    def _append_and_check(self, sound: list[_Sound]) -> dict[Location, FrameError]:
-        """Append the frames, and check their sections meanwhile: what matters is that nothing is
-        committed unchecked. Returns what is wrong, by place."""
-        if not sound:
-            return {}
-        self._keep_floor(sum(len(s.item.frame) for s in sound))
-        appending = self._appender.submit(self._append, [s.item for s in sound])
-        try:
-            checked = [(s.item.location, check_sections(s.header, s.item.frame)) for s in sound]
-        finally:
-            appending.result()
-        return {location: error for location, error in checked if error is not None}
-
-    def _settle(self, sound: Sequence[_Sound], written: bool) -> None:
-        if not sound:
+    def _settle(self, items: Sequence[WriteItem], written: bool) -> None:
+        if not items:
             return
         # Measure first: a settled place no longer counts on top of what the disk holds.
         try:
-            self._measure({s.item.location.segment for s in sound})
+            self._measure({i.location.segment for i in items})
         except DiskError as e:
             _log.warning("sizes on disk are not up to date: %s", e)
-        self._space.settle([s.place for s in sound], written)
+        self._space.settle([(i.location, len(i.frame)) for i in items], written)
 
     def _keep_floor(self, write_bytes: int) -> None:
         path = self._directory.path
@@ -186,6 +151,7 @@ class LogWriter:
 
     def _append(self, items: Sequence[WriteItem]) -> None:
         """One segment after the other, each synced before the next is begun."""
+        items = sorted(items, key=lambda i: i.location)
         for segment, group in groupby(items, key=lambda i: i.location.segment):
             path = self._segments.path(segment)
             try:
@@ -260,6 +226,10 @@ class LogWriter:
             self._appender.shutdown()
             path = self._directory.index_path
             attempt("closing", path, lambda: self._index.close(clean=True))
+
+
+def _end(item: WriteItem) -> Location:
+    return item.location._replace(offset=item.location.offset + len(item.frame))
 
 
 def runs(
