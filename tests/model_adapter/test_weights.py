@@ -77,15 +77,44 @@ def test_budget_is_kept_and_changes_nothing():
     assert model().weights.cached_bytes > 2 * budget
 
 
-def test_least_recently_used_goes_first():
-    weights = Weights(Checkpoint(DIRECTORY), torch.float32, cache_bytes_max=64 * 128 * 4 * 2)
-    first, second, third = (f"layers.{i}.attn.wq_a" for i in range(3))
-    kept = weights.matrix(first)
-    weights.matrix(second)
-    assert weights.matrix(first) is kept
-    weights.matrix(third)
-    assert weights.matrix(first) is kept
-    assert weights.cached_bytes == 64 * 128 * 4 * 2
+def expert(weights: Weights, number: int) -> torch.Tensor:
+    name = f"layers.0.ffn.experts.{number}"
+    parts = (f"{name}.w1", f"{name}.w3", f"{name}.w2")
+    return weights.stacked(name, *parts, by_demand=True)[0]
+
+
+EXPERT_BYTES = 3 * 64 * 128 * 4
+MATRIX_BYTES = 64 * 128 * 4
+
+
+def test_the_least_recently_used_expert_goes_first():
+    weights = Weights(Checkpoint(DIRECTORY), torch.float32, 2 * EXPERT_BYTES)
+    kept, other = expert(weights, 0), expert(weights, 1)
+    assert expert(weights, 0) is kept
+    expert(weights, 2)
+    assert expert(weights, 0) is kept
+    assert expert(weights, 1) is not other
+    assert weights.cached_bytes == 2 * EXPERT_BYTES
+
+
+def test_what_every_token_needs_takes_the_place_of_experts_and_stays():
+    weights = Weights(Checkpoint(DIRECTORY), torch.float32, EXPERT_BYTES + MATRIX_BYTES)
+    first = expert(weights, 0)
+    matrices = {name: weights.matrix(name) for name in ("layers.0.attn.wq_a", "layers.1.attn.wq_a")}
+    assert weights.cached_bytes == 2 * MATRIX_BYTES
+    assert expert(weights, 0) is not first  # it had to go, and no longer fits
+    for name, matrix in matrices.items():
+        assert weights.matrix(name) is matrix
+    assert weights.cached_bytes == 2 * MATRIX_BYTES
+
+
+def test_a_ring_that_does_not_fit_is_kept_in_part():
+    weights = Weights(Checkpoint(DIRECTORY), torch.float32, 2 * MATRIX_BYTES)
+    names = [f"layers.{i}.attn.wq_a" for i in range(3)]
+    before = [weights.matrix(name) for name in names]
+    after = [weights.matrix(name) for name in names]
+    assert [a is b for a, b in zip(before, after, strict=True)] == [True, True, False]
+    assert torch.equal(before[2], after[2])
 
 
 def test_a_tensor_over_budget_is_used_but_not_kept():
