@@ -33,6 +33,9 @@ def generate(
     dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = Dtype.FLOAT32,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 256,
     deadline_s: Annotated[float, typer.Option(help="Longest wait for the store.")] = 10.0,
+    weight_cache: Annotated[
+        str, typer.Option(help="Most memory for dequantised weights, such as 512MiB.")
+    ] = "4GiB",
 ) -> None:
     """Generate greedily, taking the prompt's prefix from the store and leaving new blocks there."""
     from model_adapter.commands import run_generate
@@ -46,4 +49,5 @@ def generate(
         dtype.value,
         block_tokens,
         deadline_s,
+        weight_cache,
     )

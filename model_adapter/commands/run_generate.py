@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +29,14 @@ def read_prompt(path: Path) -> str:
     if not text:
         raise InputError(f"the prompt {path} is empty")
     return text
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB` in bytes. Raises `InputError` for what is no size."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise InputError(f"{text!r} is no size in bytes; write 512MiB or 4GiB") from None
 
 
 def report_table(generation: Generation) -> Table:
@@ -74,11 +83,12 @@ def run(
     dtype: str,
     block_tokens: int,
     deadline_s: float,
+    weight_cache: str,
 ) -> None:
     """Generate and print: the text on stdout, the report on stderr."""
     text = read_prompt(prompt_file)
     tokenizer = load_tokenizer(checkpoint)
-    model = Model.load(checkpoint, dtype=getattr(torch, dtype))
+    model = Model.load(checkpoint, getattr(torch, dtype), parse_bytes(weight_cache))
     with ExitStack() as stack:
         source = None
         if client := _connect(store, deadline_s):
