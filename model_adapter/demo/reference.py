@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from kvstore import Layout, block_keys
+from kvstore import ImageSpan, Layout, block_keys
 from model_adapter.cache import SequenceCache
 from model_adapter.session import BlockSource, Found, Loaded, Stored
 from model_adapter.session.source import TokenIds
@@ -35,9 +35,9 @@ class ProcessBlocks:
         self.hit_blocks = 0
         self._blocks: dict[bytes, list[np.ndarray]] = {}
 
-    def find(self, token_ids: TokenIds) -> Found:
+    def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
         """The prompt's keys, and as many hits as was set."""
-        return Found(self._keys(token_ids), self.hit_blocks)
+        return Found(self._keys(token_ids, images), self.hit_blocks)
 
     def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
         """Copy blocks into `cache`. Raises `KeyError` where the store hit what was never computed
@@ -46,19 +46,25 @@ class ProcessBlocks:
             cache.load_block(i, self.layout.block_tokens, self._blocks[key])
         return Loaded(blocks, Counter(), blocks * self.layout.block_bytes)
 
-    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+    def store(
+        self,
+        token_ids: TokenIds,
+        first: int,
+        cache: SequenceCache,
+        images: Sequence[ImageSpan] = (),
+    ) -> Stored:
         """Keep copies of the new full blocks."""
         step = self.layout.block_tokens
         full = cache.loaded_tokens // step
         stored = 0
-        for i, key in list(enumerate(self._keys(token_ids[: full * step])))[first:]:
+        for i, key in list(enumerate(self._keys(token_ids, images)))[first:full]:
             if key not in self._blocks:
                 self._blocks[key] = [s.copy() for s in cache.block_sections(i, step)]
                 stored += 1
         return Stored(stored, full - first - stored, 0, stored * self.layout.block_bytes)
 
-    def _keys(self, token_ids: TokenIds) -> list[bytes]:
-        return block_keys(_CHAIN_START, token_ids, self.layout.block_tokens)
+    def _keys(self, token_ids: TokenIds, images: Sequence[ImageSpan]) -> list[bytes]:
+        return block_keys(_CHAIN_START, token_ids, self.layout.block_tokens, images)
 
 
 class WatchedBlocks:
@@ -69,10 +75,10 @@ class WatchedBlocks:
         self.digests: list[bytes] = []
         self._source = source
 
-    def find(self, token_ids: TokenIds) -> Found:
+    def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
         """Forget the last request and pass on."""
         self.digests = []
-        return self._source.find(token_ids)
+        return self._source.find(token_ids, images)
 
     def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
         """Pass on, then look at what lies in the cache."""
@@ -81,6 +87,12 @@ class WatchedBlocks:
         self.digests = [block_digest(cache.block_sections(i, step)) for i in range(loaded.blocks)]
         return loaded
 
-    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+    def store(
+        self,
+        token_ids: TokenIds,
+        first: int,
+        cache: SequenceCache,
+        images: Sequence[ImageSpan] = (),
+    ) -> Stored:
         """Pass on."""
-        return self._source.store(token_ids, first, cache)
+        return self._source.store(token_ids, first, cache, images)

@@ -1,8 +1,9 @@
 """One request after another over one model and one source of blocks."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,17 @@ from model_adapter.run import CHUNK_TOKENS_DEFAULT
 from model_adapter.session.report import PrefixOutcome, RequestReport
 from model_adapter.session.source import BlockSource, Found, Loaded, Stored, TokenIds
 from model_adapter.session.store_blocks import StoreBlocks
+from model_adapter.vision import ImagePatches, PlacedImage, VisionEncoder, locate_images
 
-OnToken = Callable[[int], None]
+OnToken = Callable[[int], object]
+Decode = Callable[[Model, SequenceCache, torch.Tensor, int, Collection[int]], Iterator[int]]
+"""How the answer is chosen, from the prompt's last logits on; called as `greedy` is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An answer. `token_ids`: the generated ones, the stop token included where it came."""
+    """An answer. `token_ids`: the generated ones, the stop token included where it came; none where
+    the request was stopped during its prefill."""
 
     token_ids: list[int]
     report: RequestReport
@@ -40,8 +45,12 @@ class _Prefix:
     error: str | None = None
 
 
+class _Stopped(Exception):
+    """Nobody wants the answer any more."""
+
+
 class CachedSession:
-    """Generates greedily, taking from `source` what it holds and leaving there what is new.
+    """Generates, taking from `source` what it holds and leaving there what is new.
 
     Every request has a cache of its own: what two requests share, they share through the source.
     `source`: none for a model without a store. `mode`: `bounded` or `exact` (ds41f §5).
@@ -62,17 +71,30 @@ class CachedSession:
         self.mode = mode
         self.chunk_tokens = chunk_tokens
 
+    @cached_property
+    def vision(self) -> VisionEncoder:
+        """Made for the first image. Raises `ImageError` where the model has no vision part."""
+        return VisionEncoder.of(self.model.config, self.model.weights)
+
     def generate(
         self,
         prompt_ids: Collection[int] | npt.NDArray[np.integer],
         max_tokens: int,
         stop_ids: Collection[int] = (),
         on_token: OnToken | None = None,
+        *,
+        images: Sequence[ImagePatches] = (),
+        decode: Decode = greedy,
+        stopped: Callable[[], bool] | None = None,
     ) -> Generation:
         """Answer one prompt with at most `max_tokens` tokens, or up to one of `stop_ids`.
 
+        `images`: those whose spans are in the prompt, in order. `stopped`: asked after every
+        prefill chunk and every token; the answer ends where it says yes.
+
         Raises `InputError` for an empty prompt, for `max_tokens` below one, and where prompt and
-        answer together pass the model's positions.
+        answer together pass the model's positions; `ImageError` where the prompt's image tokens are
+        not the spans of `images`.
         """
         ids = np.asarray(prompt_ids, dtype=np.uint32)
         if ids.size == 0 or max_tokens < 1:
@@ -85,22 +107,44 @@ class CachedSession:
                 f"a prompt of {len(ids)} tokens and {max_tokens} to generate pass the model's "
                 f"{self.model.config.positions_max} positions"
             )
-        return _Request(self, ids).run(max_tokens, stop_ids, on_token)
+        request = _Request(self, ids, self._placed(ids, images), stopped)
+        return request.run(max_tokens, stop_ids, on_token, decode)
+
+    def _placed(self, ids: TokenIds, images: Sequence[ImagePatches]) -> tuple[PlacedImage, ...]:
+        """Where the images stand. An image token without its image would name blocks by nothing
+        but its place."""
+        if images:
+            _ = self.vision
+        image_token = self.model.config.image_token
+        return () if image_token is None else locate_images(ids, images, image_token).images
 
 
 class _Request:
-    def __init__(self, session: CachedSession, ids: TokenIds) -> None:
+    def __init__(
+        self,
+        session: CachedSession,
+        ids: TokenIds,
+        images: tuple[PlacedImage, ...],
+        stopped: Callable[[], bool] | None,
+    ) -> None:
         self.session = session
         self.model = session.model
         self.source = session.source
         self.ids = ids
+        self.images = images
+        self.spans = [placed.span for placed in images]
+        self.stopped = stopped or (lambda: False)
         self.start = time.perf_counter()
         self.stored = Stored()
         self.stored_upto = 0
         self.store_s = 0.0
 
     def run(
-        self, max_tokens: int, stop_ids: Collection[int], on_token: OnToken | None
+        self,
+        max_tokens: int,
+        stop_ids: Collection[int],
+        on_token: OnToken | None,
+        decode: Decode,
     ) -> Generation:
         counters = self.model.counters
         counters.reset()
@@ -109,24 +153,29 @@ class _Request:
         self.stored_upto = prefix.loaded.blocks
         # a store that failed once would cost its deadline again at every further call
         self.stored = Stored(error=prefix.error)
-        logits = self._prefill(prefix)
-        computed = counters.snapshot()
         tokens: list[int] = []
         ttft_s = 0.0
-        for token in greedy(self.model, prefix.cache, logits, max_tokens, stop_ids):
+        try:
+            logits = self._prefill(prefix)
+        except _Stopped:
+            return Generation([], self._report(prefix, counters.snapshot(), 0, fetch_s, ttft_s))
+        computed = counters.snapshot()
+        for token in decode(self.model, prefix.cache, logits, max_tokens, stop_ids):
             if not tokens:
                 ttft_s = time.perf_counter() - self.start - self.store_s
             tokens.append(token)
             if on_token:
                 on_token(token)
-        self._store_new(prefix.cache, tokens)
+            if self.stopped():
+                break
+        self._store_new(prefix.cache)
         return Generation(tokens, self._report(prefix, computed, len(tokens), fetch_s, ttft_s))
 
     def _take_prefix(self) -> _Prefix:
         cache = self.model.new_cache()
         if self.source is None:
             return _Prefix(cache, PrefixOutcome.NO_STORE)
-        found = self.source.find(self.ids)
+        found = self.source.find(self.ids, self.spans)
         blocks = self._worth(found.blocks)
         if not blocks:
             return _Prefix(cache, self._without(found), error=found.error)
@@ -156,15 +205,29 @@ class _Request:
         mode, chunk, cache = self.session.mode, self.session.chunk_tokens, prefix.cache
         if prefix.loaded.blocks:
             hit = prefix.loaded.blocks * self._block_tokens
-            return self.model.resume(cache, self.ids, hit, mode, chunk, on_chunk=self._store_new)
-        return self.model.prefill(cache, self.ids, mode, chunk, on_chunk=self._store_new)
+            rows = self._image_rows(hit - self.model.config.window)
+            return self.model.resume(cache, self.ids, hit, mode, chunk, rows, self._on_chunk)
+        rows = self._image_rows(0)
+        return self.model.prefill(cache, self.ids, mode, chunk, rows, self._on_chunk)
+
+    def _image_rows(self, start: int) -> torch.Tensor | None:
+        """Embeddings of the image tokens from position `start` on; earlier images cost nothing."""
+        if not self.images:
+            return None
+        rows = self.session.vision.rows(self.images, start, len(self.ids))
+        return rows.rows if rows else None
+
+    def _on_chunk(self, cache: SequenceCache) -> None:
+        self._store_new(cache)
+        if self.stopped():
+            raise _Stopped
 
     @property
     def _block_tokens(self) -> int:
         assert self.source is not None
         return self.source.layout.block_tokens
 
-    def _store_new(self, cache: SequenceCache, generated: Sequence[int] = ()) -> None:
+    def _store_new(self, cache: SequenceCache) -> None:
         """Offer the full blocks that were computed since the last time."""
         if self.source is None or self.stored.error or self.stored.refused:
             return
@@ -172,8 +235,8 @@ class _Request:
         if full <= self.stored_upto:
             return
         start = time.perf_counter()
-        ids = np.concatenate([self.ids, np.asarray(generated, dtype=np.uint32)])
-        self.stored += self.source.store(ids, self.stored_upto, cache)
+        ids = cache.token_ids.astype(np.uint32)
+        self.stored += self.source.store(ids, self.stored_upto, cache, self.spans)
         self.stored_upto = full
         self.store_s += time.perf_counter() - start
 

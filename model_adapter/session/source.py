@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import Layout, Tier
+from kvstore import ImageSpan, Layout, Tier
 from model_adapter.cache import SequenceCache
 
 TokenIds = npt.NDArray[np.uint32]
@@ -73,8 +73,11 @@ class BlockSource(Protocol):
 
     layout: Layout
 
-    def find(self, token_ids: TokenIds) -> Found:
-        """How much of the prompt is here. Changes nothing."""
+    def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
+        """How much of the prompt is here. Changes nothing.
+
+        `images`: where images stand in the prompt, in order; their digests are part of the names.
+        """
         ...
 
     def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
@@ -84,10 +87,16 @@ class BlockSource(Protocol):
         """
         ...
 
-    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+    def store(
+        self,
+        token_ids: TokenIds,
+        first: int,
+        cache: SequenceCache,
+        images: Sequence[ImageSpan] = (),
+    ) -> Stored:
         """Keep the full blocks of `cache` from the `first` on.
 
-        `token_ids`: all tokens of the sequence, at least those in the cache. The caller guarantees
-        that no block from `first` on was loaded.
+        `token_ids`: all tokens of the sequence, at least those in the cache and all of `images`.
+        The caller guarantees that no block from `first` on was loaded.
         """
         ...

@@ -5,7 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from kvstore import BlockPut, Client, Namespace, NamespaceHandle, Outcome, PutOutcome, Tier
+from kvstore import (
+    BlockPut,
+    Client,
+    ImageSpan,
+    Namespace,
+    NamespaceHandle,
+    Outcome,
+    PutOutcome,
+    Tier,
+)
 from kvstore.errors import KVStoreError
 from model_adapter.cache import SequenceCache
 from model_adapter.session.source import Found, Loaded, Stored, TokenIds
@@ -35,11 +44,11 @@ class StoreBlocks:
         self._handle: NamespaceHandle | None = None
         self._batch_blocks = max(1, batch_bytes_max // self.layout.block_bytes)
 
-    def find(self, token_ids: TokenIds) -> Found:
+    def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
         """Look the prompt's blocks up."""
         try:
             handle = self._open()
-            keys = handle.block_keys(token_ids)
+            keys = handle.block_keys(token_ids, images)
             if not keys:
                 return Found()
             return Found(keys, self._client.match(handle, keys).hit_blocks)
@@ -69,7 +78,13 @@ class StoreBlocks:
     def _loaded(self, blocks: int, tiers: Counter[Tier], error: str | None = None) -> Loaded:
         return Loaded(blocks, tiers, blocks * self.layout.block_bytes, error)
 
-    def store(self, token_ids: TokenIds, first: int, cache: SequenceCache) -> Stored:
+    def store(
+        self,
+        token_ids: TokenIds,
+        first: int,
+        cache: SequenceCache,
+        images: Sequence[ImageSpan] = (),
+    ) -> Stored:
         """Put the new full blocks in batches, up to the first that is refused."""
         total = Stored()
         step = self.layout.block_tokens
@@ -78,7 +93,7 @@ class StoreBlocks:
             return total
         try:
             handle = self._open()
-            keys = [handle.id, *handle.block_keys(token_ids[: full * step])]
+            keys = [handle.id, *handle.block_keys(token_ids, images)]
             puts = (
                 BlockPut(keys[i + 1], keys[i], cache.block_sections(i, step))
                 for i in range(first, full)

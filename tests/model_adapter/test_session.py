@@ -135,10 +135,10 @@ def test_blocks_are_stored_as_chunks_finish(tmp_path):
     seen = []
 
     class Watched(StoreBlocks):
-        def store(self, token_ids, first, cache):
+        def store(self, token_ids, first, cache, images):
             counters = tiny.model().counters.snapshot()
             seen.append((first, cache.length, counters.decoder_positions))
-            return super().store(token_ids, first, cache)
+            return super().store(token_ids, first, cache, images)
 
     with tiny.store(tmp_path) as client:
         source = Watched(client, tiny.namespace())
