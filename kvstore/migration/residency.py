@@ -18,6 +18,8 @@ Rules that hold throughout:
 import logging
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from kvstore.block import Tier
 from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.index import READY, BlockIndex
@@ -83,6 +85,26 @@ class Residency:
         self.changes += 1
         if self._orphaned.pop(slot.page, None):
             self.dram.free(slot)
+
+    def use_all(self, pages: Sequence[int]) -> None:
+        """`use`, for slots named by their pages."""
+        users = self._users
+        for page in pages:
+            users[page] = users.get(page, 0) + 1
+
+    def end_use_all(self, pages: Sequence[int]) -> None:
+        """`end_use`, for slots named by their pages."""
+        users, orphaned = self._users, self._orphaned
+        for page in pages:
+            left = users[page] - 1
+            if left:
+                users[page] = left
+                continue
+            del users[page]
+            slot = orphaned.pop(page, None)
+            if slot is not None:
+                self.dram.free(slot)
+        self.changes += bool(pages)
 
     def free_slot(self, slot: Slot) -> None:
         """Nobody owns the slot any more: free it, now or after its last user."""
@@ -202,8 +224,15 @@ class Residency:
 
     def touch(self, rows: Sequence[int]) -> None:
         """Rows were used, and with each all blocks before it."""
-        seen: set[int] = set()
         parent = self.index.parent
+        if rows and rows[0] >= 0 > parent[rows[0]]:
+            # the usual case: a chain from its root on
+            chain = np.asarray(rows, np.int64)
+            if (self.index.view("parent")[chain[1:]] == chain[:-1]).all():
+                self.dram_policy.touch(rows)
+                self.ssd_policy.touch(rows)
+                return
+        seen: set[int] = set()
         order: list[int] = []
         for row in reversed(rows):
             while row >= 0 and row not in seen:

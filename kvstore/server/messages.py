@@ -6,7 +6,7 @@ Both sides use it: the daemon writes replies and reads requests, the client the 
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ SERVICE = "kvstore.v1.KVStore"
 _OUTCOMES = tuple(Outcome(i) for i in range(len(Outcome)))
 _PUT_OUTCOMES = tuple(PutOutcome(i) for i in range(len(PutOutcome)))
 _RESIDENCIES = tuple(map(Tier, range(256)))
+_HIT = bytes((Outcome.HIT.value,))
+_T = TypeVar("_T")
 _code = attrgetter("_value_")
 """`value` without the detour that makes it slow on an enum: this runs for thousands of keys."""
 
@@ -92,12 +94,26 @@ def _cost_to_pb(tier: Tier, cost: TierCost) -> Any:
     return pb.TierCost(tier=int(tier), latency_s=cost.latency_s, bytes_per_s=cost.bytes_per_s)
 
 
+def _pack_residency(residency: Sequence[Tier]) -> bytes:
+    # thousands of blocks mostly lie on the same tiers
+    if residency and residency.count(residency[0]) == len(residency):
+        return bytes((residency[0],)) * len(residency)
+    return bytes(residency)
+
+
+def _spread(packed: bytes, values: Sequence[_T]) -> tuple[_T, ...]:
+    """The value of every byte."""
+    if packed and packed == packed[:1] * len(packed):
+        return (values[packed[0]],) * len(packed)
+    return tuple(map(values.__getitem__, packed))
+
+
 def match_to_pb(match: Match) -> Any:
     """`MatchReply`."""
     return pb.MatchReply(
         hit_blocks=match.hit_blocks,
-        outcomes=bytes(map(_code, match.outcomes)),
-        residency=bytes(match.residency),
+        outcomes=_HIT * match.hit_blocks + bytes(map(_code, match.outcomes[match.hit_blocks :])),
+        residency=_pack_residency(match.residency),
         block_bytes=match.block_bytes,
         costs=[_cost_to_pb(tier, cost) for tier, cost in match.costs.items()],
     )
@@ -107,8 +123,8 @@ def match_from_pb(m: Any) -> Match:
     """The inverse of `match_to_pb`."""
     return Match(
         hit_blocks=m.hit_blocks,
-        outcomes=tuple(map(_OUTCOMES.__getitem__, m.outcomes)),
-        residency=tuple(map(_RESIDENCIES.__getitem__, m.residency)),
+        outcomes=_spread(m.outcomes, _OUTCOMES),
+        residency=_spread(m.residency, _RESIDENCIES),
         block_bytes=m.block_bytes,
         costs={Tier(c.tier): TierCost(c.latency_s, c.bytes_per_s) for c in m.costs},
     )

@@ -29,7 +29,7 @@ from kvstore.migration.residency import Residency
 from kvstore.namespace import Namespace
 from kvstore.store.namespaces import Namespaces
 from kvstore.store.reservations import Reservations
-from kvstore.tiers.base import PAGE_BYTES, LogTier, Slot, SlotTier
+from kvstore.tiers.base import PAGE_BYTES, LogTier, SlotTier
 
 _RESIDENCIES = tuple(Tier(bits) for bits in range(8))
 _DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
@@ -39,11 +39,12 @@ NOT_IN_DRAM = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a lease holds: rows of one namespace, pinned, and slots whose bytes its client uses."""
+    """What a lease holds: rows of one namespace, pinned, and slots whose bytes its client uses, by
+    their pages."""
 
     number: int
     rows: list[int]
-    slots: list[Slot] = field(default_factory=list)
+    pages: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ class Core:
         return Match(found.hits, outcomes, residency, layout.block_bytes, dict(self.costs))
 
     def _count(self, found: Found, asked: int) -> None:
-        in_dram = sum(bits & _DRAM != 0 for bits in found.tiers[: found.hits])
+        tiers = np.frombuffer(found.tiers, np.uint8, found.hits)
+        in_dram = int(np.count_nonzero(tiers & _DRAM))
         for name, blocks in (
             ("hit_dram", in_dram),
             ("hit_ssd", found.hits - in_dram),
@@ -188,31 +190,36 @@ class Core:
 
     def _let_go(self, held: Held) -> None:
         self.residency.unpin(held.rows)
-        for slot in held.slots:
-            self.held_bytes -= slot.length
-            self.residency.end_use(slot)
+        frame_bytes = self.namespaces.frame_bytes(held.number)
+        self.held_bytes -= len(held.pages) * frame_bytes
+        self.residency.end_use_all(list(held.pages))
 
     def locate(
         self, lease_id: int, keys: Sequence[bytes] | None, now_s: float
     ) -> npt.NDArray[np.uint64]:
         """See `Engine.locate`."""
         held = self.leases.get(lease_id, now_s).held
+        index, r = self.index, self.residency
         if keys is None:
-            found: Sequence[int | None] = held.rows
+            rows = np.array(held.rows, np.int64)
         else:
             found = [self.ready_row(held.number, key) for key in keys]
-        index, r = self.index, self.residency
-        places = np.full((len(found), 2), NOT_IN_DRAM, np.uint64)
-        for i, row in enumerate(found):
-            if row is None or not index.tiers[row] & _DRAM:
-                continue
-            slot = r.slot_of(row)
-            places[i] = slot.offset, slot.generation
-            if self.held_bytes + slot.length <= self.held_bytes_max:
-                self.held_bytes += slot.length
-                r.use(slot)
-                held.slots.append(slot)
-        self.metrics.add("located_blocks", len(found))
+            rows = np.array([-1 if row is None else row for row in found], np.int64)
+        places = np.full((len(rows), 2), NOT_IN_DRAM, np.uint64)
+        there = np.flatnonzero(rows >= 0)
+        there = there[index.view("tiers")[rows[there]] & _DRAM != 0] if len(there) else there
+        if not len(there):
+            return places
+        pages = index.view("slot")[rows[there]]
+        places[there, 0] = pages.astype(np.uint64) * PAGE_BYTES
+        places[there, 1] = r.dram.generations_of(pages)
+        frame_bytes = self.namespaces.frame_bytes(held.number)
+        hold = [page for page in pages.tolist() if page not in held.pages]
+        del hold[max(0, self.held_bytes_max - self.held_bytes) // frame_bytes :]
+        r.use_all(hold)
+        held.pages.update(dict.fromkeys(hold))
+        self.held_bytes += len(hold) * frame_bytes
+        self.metrics.add("located_blocks", len(there))
         return places
 
     def expire(self, now_s: float) -> None:
@@ -288,7 +295,10 @@ class Core:
         )
         pins = index.view("pins")[: index.rows_max]
         assert (pins >= pinned).all(), "a lease does not pin its blocks"
-        held = sum(slot.length for right in self.leases for slot in right.held.slots)
+        held = sum(
+            len(right.held.pages) * self.namespaces.frame_bytes(right.held.number)
+            for right in self.leases
+        )
         assert held == self.held_bytes, f"leases hold slots of {held} B, counted {self.held_bytes}"
         if not len(self.promotion) and not (self.lane and self.lane.busy):
             assert (pins == pinned).all(), "a block is pinned by nobody"
