@@ -5,12 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
-
 from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.client import batching
 from kvstore.client.namespaces import NamespaceHandle
-from kvstore.client.transport import BulkRead, Progress, Transport
+from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
 from kvstore.namespace import Namespace
 from kvstore.server.messages import check_digest, check_digests, check_some
@@ -145,13 +143,16 @@ class AsyncClient:
         keys: Sequence[bytes],
         sections: Sequence[int] | None = None,
         into: Buffer | None = None,
+        verify: bool = True,
     ) -> list[BlockData]:
         """Blocks under a lease, in the order of `keys`; `sections` index the layout.
 
         Every section's checksum is verified here; a block with a wrong one is a MISS, counted in
-        `corrupt_blocks` and reported to the store. `into`: writable memory of at least all the
-        sections' bytes; block i's lie in it from i times their sum on, one behind the other, and
-        the answer's sections are views of it. Raises `LeaseExpired`.
+        `corrupt_blocks` and reported to the store. Without `verify` that is left out for what is
+        copied from memory shared with the daemon, which has checked those bytes itself. `into`:
+        writable memory of at least all the sections' bytes, best aligned to 64; block i's lie in it
+        from i times their sum on, one behind the other, and the answer's sections are views of it.
+        Raises `LeaseExpired`.
         """
         batching.check_keys(keys)
         layout = lease.namespace.layout
@@ -161,11 +162,11 @@ class AsyncClient:
         if into is not None:
             into = batching.check_room(into, len(keys) * stride)
         if self._transport.moves_bulk:
-            room = into if into is not None else np.empty(len(keys) * stride, np.uint8).data
-            read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room)
-            frames = await self._transport.read_bulk(read, self.deadline_s)
-            if frames is not None:
-                return [await self._arrived(lease.namespace, block) for block in frames]
+            room = into if into is not None else batching.room(len(keys) * stride)
+            read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room, verify)
+            arrived = await self._transport.read_bulk(read, self.deadline_s)
+            if arrived is not None:
+                return await self._taken(lease.namespace, arrived)
         out: list[BlockData] = []
         per_batch = batching.blocks_per_batch(sizes, self._transport.message_bytes_max)
         for part in batching.batches(len(keys), per_batch):
@@ -187,13 +188,14 @@ class AsyncClient:
         wanted = batching.check_sections(sections, layout)
         if self._transport.moves_bulk:
             stride = sum(layout.section_bytes[i] for i in wanted)
-            room = np.empty(len(keys) * stride, np.uint8).data
+            room = batching.room(len(keys) * stride)
             read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room)
-            frames = await self._transport.view_bulk(read, self.deadline_s)
-            if frames is not None:
+            arrived = await self._transport.view_bulk(read, self.deadline_s)
+            if arrived is not None:
                 # what came as a copy is in `room`, which can be written
-                lease._shown.update(f.key for f in frames if f.sections and f.sections[0].readonly)
-                return [await self._arrived(lease.namespace, block) for block in frames]
+                shown = [b.key for b in arrived.blocks if b.sections and b.sections[0].readonly]
+                lease._shown.update(shown)
+                return await self._taken(lease.namespace, arrived)
         return await self.read(lease, keys, sections)
 
     def intact(self, lease: AsyncLease, keys: Sequence[bytes]) -> bool:
@@ -201,11 +203,11 @@ class AsyncClient:
         shown = [key for key in keys if key in lease._shown]
         return not shown or self._transport.intact(lease.id, shown)
 
-    async def _arrived(self, ns: NamespaceHandle, block: BlockFrames) -> BlockData:
-        """A block that the transport has verified."""
-        if block.checksums:
-            await self._report(ns, block.key)
-        return BlockData(block.key, block.outcome, block.sections, block.tier)
+    async def _taken(self, ns: NamespaceHandle, arrived: Arrived) -> list[BlockData]:
+        """Blocks that the transport has verified."""
+        for key in arrived.corrupt:
+            await self._report(ns, key)
+        return arrived.blocks
 
     async def _verified(
         self, ns: NamespaceHandle, block: BlockFrames, sizes: Sequence[int]

@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.block import BlockPut, Durability, Outcome, PutOutcome, Tier
+from kvstore.block import BlockData, BlockPut, Durability, Outcome, PutOutcome, Tier
 from kvstore.client import batching
 from kvstore.client.port_pool import PortPool
 from kvstore.client.port_stream import PortStream, PortUnreachable, StreamLost
 from kvstore.client.remote import Carrier, RemoteTransport
 from kvstore.client.shared_arena import Copied, LocatedLease, Pieces, SharedArenaView
-from kvstore.client.transport import BulkRead
+from kvstore.client.transport import Arrived, BulkRead
 from kvstore.client.url import StoreURL
 from kvstore.errors import KVStoreError, MessageTooLarge, Unavailable
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
 from kvstore.server.port.frames import NUMBER_OF_METHOD
-from kvstore.store.types import BlockFrames, LeaseGrant
+from kvstore.store.types import LeaseGrant
 from kvstore.v1 import kvstore_pb2 as pb
 
 AHEAD = 2
@@ -105,7 +105,7 @@ class DataTransport(RemoteTransport):
 
     @property
     def _port_wanted(self) -> bool:
-        return self._pool.usable or (self._pool.forced and self._data != "grpc")
+        return not self._pool.closed and (self._pool.usable or self._pool.forced)
 
     async def _over_port(self, call: Callable[[PortStream], _T], timeout_s: float) -> _T:
         """Run a call on a stream; once more on a new one where an idle one had been closed.
@@ -219,10 +219,10 @@ class DataTransport(RemoteTransport):
     def moves_bulk(self) -> bool:
         return self._port_wanted
 
-    async def read_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+    async def read_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
         return await self._bulk(self._read, read, timeout_s)
 
-    async def view_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+    async def view_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
         return await self._bulk(self._view, read, timeout_s)
 
     async def _bulk(
@@ -230,7 +230,7 @@ class DataTransport(RemoteTransport):
         start: Callable[["_Reading"], list[int]],
         read: BulkRead,
         timeout_s: float,
-    ) -> list[BlockFrames] | None:
+    ) -> Arrived | None:
         reading = _Reading(read, self._located(read.lease_id), timeout_s)
         left = await self._do(start, reading) if reading.lease is not None else reading.all
         if left:
@@ -275,9 +275,7 @@ class DataTransport(RemoteTransport):
 
     async def close(self) -> None:
         self._pool.close()
-        arena, self._arena = self._arena, None
-        if arena is not None:
-            arena.close()
+        self._arena = None
         self._leases.clear()
         await super().close()
 
@@ -287,57 +285,62 @@ class _Reading:
 
     def __init__(self, read: BulkRead, lease: LocatedLease | None, timeout_s: float) -> None:
         self._read, self.lease, self._timeout_s = read, lease, timeout_s
-        self._pieces = Pieces.of(read.section_bytes, read.sections)
-        self._frames: list[BlockFrames | None] = [None] * len(read.keys)
+        self._pieces = Pieces.of(tuple(read.section_bytes), tuple(read.sections))
+        self._blocks: list[BlockData | None] = [None] * len(read.keys)
+        self._corrupt: list[bytes] = []
         self.all = list(range(len(read.keys)))
         if lease is not None and tuple(lease.section_bytes) != tuple(read.section_bytes):
             self.lease = None
 
-    def result(self) -> list[BlockFrames]:
-        """One per key."""
-        return [
-            frame or BlockFrames(key, Outcome.MISS)
-            for key, frame in zip(self._read.keys, self._frames, strict=True)
+    def result(self) -> Arrived:
+        """What became of every key."""
+        blocks = [
+            block or BlockData(key, Outcome.MISS)
+            for key, block in zip(self._read.keys, self._blocks, strict=True)
         ]
+        return Arrived(blocks, self._corrupt)
 
-    def _room(self, i: int) -> memoryview:
-        stride = self._pieces.stride
-        return self._read.into[i * stride : (i + 1) * stride]
-
-    def _hit(self, i: int, data: memoryview, tier: Tier) -> BlockFrames:
-        sections = tuple([data[a:b] for a, b in self._pieces.spans])
-        return BlockFrames(self._read.keys[i], Outcome.HIT, tier, sections)
-
-    def _corrupt(self, i: int) -> BlockFrames:
-        return BlockFrames(self._read.keys[i], Outcome.MISS, checksums=(b"",))
+    def _hit(self, i: int, tier: Tier) -> BlockData:
+        pieces, start = self._pieces, i * self._pieces.stride
+        block = self._read.into[start : start + pieces.stride]
+        sections = tuple(map(block.__getitem__, pieces.slices))
+        return BlockData(self._read.keys[i], Outcome.HIT, sections, tier)
 
     # the arena
 
     def _known(self, wanted: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
         """Which of these blocks have a place, the places, and which have none."""
         assert self.lease is not None
-        there, places, left = [], [], []
-        for i in wanted:
-            place = self.lease.place(self._read.keys[i])
-            if place is None:
-                left.append(i)
-            else:
-                there.append(i)
-                places.append(place)
-        return there, places, left
+        known, keys = self.lease.known, self._read.keys
+        places = [known.get(keys[i]) for i in wanted]
+        there = [place for place in places if place is not None]
+        if len(there) == len(places):
+            return list(wanted), there, []
+        pairs = list(zip(wanted, places, strict=True))
+        return (
+            [i for i, place in pairs if place is not None],
+            there,
+            [i for i, place in pairs if place is None],
+        )
 
     def copy(self, wanted: Sequence[int], tier: Tier = Tier.DRAM) -> list[int]:
         """Copy out what lies in the arena; returns which blocks did not."""
         assert self.lease is not None
         there, places, left = self._known(wanted)
-        keys = [self._read.keys[i] for i in there]
-        rooms = [self._room(i) for i in there]
-        copied = self.lease.arena.copy(keys, places, self._pieces, rooms)
-        for i, room, outcome in zip(there, rooms, copied, strict=True):
+        read, stride = self._read, self._pieces.stride
+        copied = self.lease.arena.copy(
+            [read.keys[i] for i in there],
+            places,
+            self._pieces,
+            read.into,
+            [i * stride for i in there],
+            read.verify,
+        )
+        for i, outcome in zip(there, copied, strict=True):
             if outcome is Copied.GOOD:
-                self._frames[i] = self._hit(i, room, tier)
+                self._blocks[i] = self._hit(i, tier)
             elif outcome is Copied.CORRUPT:
-                self._frames[i] = self._corrupt(i)
+                self._corrupt.append(read.keys[i])
             else:
                 left.append(i)
         return left
@@ -355,7 +358,7 @@ class _Reading:
                 continue
             self.lease.shown[self._read.keys[i]] = (offset, generation)
             sections = tuple([frame[a:b] for a, b in starts])
-            self._frames[i] = BlockFrames(self._read.keys[i], Outcome.HIT, tier, sections)
+            self._blocks[i] = BlockData(self._read.keys[i], Outcome.HIT, sections, tier)
         return left
 
     def _starts(self) -> list[tuple[int, int]]:
@@ -438,10 +441,12 @@ class _Reading:
         step = wire.CHECKSUM_BYTES
         per_block = step * len(self._pieces.spans)
         for n, i in enumerate(sent):
-            hit = self._hit(i, self._room(i), Tier(tiers[n]))
+            hit = self._hit(i, Tier(tiers[n]))
             own = b"".join(batching.checksums_of(hit.sections))
-            right = own == packed[n * per_block : (n + 1) * per_block]
-            self._frames[i] = hit if right else self._corrupt(i)
+            if own == packed[n * per_block : (n + 1) * per_block]:
+                self._blocks[i] = hit
+            else:
+                self._corrupt.append(hit.key)
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

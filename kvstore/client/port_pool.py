@@ -28,7 +28,7 @@ class PortPool:
         self._announced: Any = None
         self._fresh_until_s = 0.0
         self._down_until_s = 0.0
-        self._closed = False
+        self.closed = False
 
     def announce(self, port: Any) -> None:
         """What Hello said: a `DataPort` with a new token, or None."""
@@ -86,7 +86,7 @@ class PortPool:
     def give(self, stream: PortStream) -> None:
         """A stream whose call is over."""
         with self._lock:
-            if not self._closed and len(self._idle) < STREAMS_IDLE_MAX:
+            if not self.closed and len(self._idle) < STREAMS_IDLE_MAX:
                 self._idle.append(stream)
                 return
         stream.close()
@@ -100,5 +100,5 @@ class PortPool:
 
     def close(self) -> None:
         """Idempotent."""
-        self._closed = True
+        self.closed = True
         self.drop_idle()

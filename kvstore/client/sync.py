@@ -103,9 +103,10 @@ class Client:
         keys: Sequence[bytes],
         sections: Sequence[int] | None = None,
         into: Buffer | None = None,
+        verify: bool = True,
     ) -> list[BlockData]:
         """Blocks under a lease, verified, in the order of `keys`."""
-        return run_now(self._client.read(lease._lease, keys, sections, into))
+        return run_now(self._client.read(lease._lease, keys, sections, into, verify))
 
     def view(
         self, lease: Lease, keys: Sequence[bytes], sections: Sequence[int] | None = None

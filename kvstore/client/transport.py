@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
+from kvstore.block import BlockData, BlockPut, Durability, Match, PutOutcome, Tier
 from kvstore.namespace import Namespace
 from kvstore.store.types import (
     BlockFrames,
@@ -28,13 +28,24 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class BulkRead:
     """Blocks of a lease. `sections`: indices into a layout whose sections have `section_bytes`.
-    `into`: room for all of them, one behind the other."""
+    `into`: room for all of them, one behind the other. `verify`: also what is copied out of shared
+    memory, where nothing but that copy was between the store's own check and the caller."""
 
     lease_id: int
     keys: Sequence[bytes]
     sections: Sequence[int]
     section_bytes: Sequence[int]
     into: memoryview
+    verify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a bulk read gave: one block per key, and the keys of those that arrived corrupt, which
+    are a MISS among them."""
+
+    blocks: list[BlockData]
+    corrupt: list[bytes]
 
 
 class NoBulk:
@@ -44,10 +55,10 @@ class NoBulk:
     def moves_bulk(self) -> bool:
         return False
 
-    async def read_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+    async def read_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
         return None
 
-    async def view_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+    async def view_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
         return None
 
     def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
@@ -111,12 +122,12 @@ class Transport(Protocol):
         timeout_s: float,
     ) -> list[BlockFrames]: ...
 
-    async def read_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
-        """Any number of blocks into `read.into`. They are verified here: a HIT without checksums
-        is good, a MISS with checksums arrived corrupt. `timeout_s`: for each batch inside."""
+    async def read_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
+        """Any number of blocks into `read.into`, verified here. `timeout_s`: for each batch
+        inside."""
         ...
 
-    async def view_bulk(self, read: BulkRead, timeout_s: float) -> list[BlockFrames] | None:
+    async def view_bulk(self, read: BulkRead, timeout_s: float) -> Arrived | None:
         """The blocks where they lie, unverified; what can't be had so is as from `read_bulk`."""
         ...
 

@@ -1,4 +1,5 @@
-"""One client over three doors, blocking and asynchronous: the same answers and the same errors."""
+"""One client over three doors and every way for bytes, blocking and asynchronous: the same answers
+and the same errors."""
 
 import threading
 from collections.abc import Iterator
@@ -41,8 +42,13 @@ from kvstore.errors import (
 )
 from kvstore.namespace import namespace_id
 
-DAEMON_SETTINGS = {**STORE_SETTINGS, "server.message_bytes_max": "64KiB"}
-DOORS = [(kind, flavour) for kind in ("file", "unix", "dns") for flavour in ("sync", "async")]
+DAEMON_SETTINGS = {
+    **STORE_SETTINGS,
+    "server.message_bytes_max": "64KiB",
+    "server.data_port.frame_bytes_max": "64KiB",
+}
+KINDS = ("file", "unix", "unix?data=shared", "unix?data=port", "unix?data=grpc", "dns")
+DOORS = [(kind, flavour) for kind in KINDS for flavour in ("sync", "async")]
 STORED, HIT = PutOutcome.STORED, Outcome.HIT
 
 
@@ -66,8 +72,9 @@ def door(
 ) -> Iterator[Door]:
     kind, flavour = request.param
     settings = STORE_SETTINGS if kind == "file" else {}
-    url = daemon_urls.get(kind, f"file://{tmp_path}/store")
-    door = Door(url, flavour == "async", **settings)
+    name, query, data = kind.partition("?")
+    url = daemon_urls.get(name, f"file://{tmp_path}/store")
+    door = Door(url + query + data, flavour == "async", **settings)
     yield door
     door.close()
 
@@ -416,8 +423,8 @@ def test_a_block_beyond_a_message_is_an_error(door: Door) -> None:
         return
     error = door.fails(lambda: door.client.put(ns, [block]))
     assert type(error) is MessageTooLarge
-    assert "one block takes 131280 B" in str(error)
-    assert "message_bytes_max" in str(error)
+    assert f"one block {'takes 131280' if 'grpc' in door.url else 'has 131104'} B" in str(error)
+    assert f"{'message' if 'grpc' in door.url else 'frame'}_bytes_max" in str(error)
     assert door.do(door.client.match(ns, [block.key])).hit_blocks == 0
 
 

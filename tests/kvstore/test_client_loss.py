@@ -190,7 +190,7 @@ def test_many_threads_share_a_client(daemon: Daemon) -> None:
 
 
 def test_a_million_tokens_are_one_match(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(daemon.url) as client:
+    with connect(f"{daemon.url}?data=grpc") as client:
         layout = Layout((SectionSpec(0, "main", 256, 4),))
         ns = client.open_namespace(fresh_namespace(layout))
         keys = ns.block_keys(np.zeros(1 << 20, np.uint32))
@@ -210,9 +210,11 @@ def test_a_million_tokens_are_one_match(daemon: Daemon, monkeypatch: pytest.Monk
     assert 4096 * 32 < size < 4096 * 32 + 100
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
-    daemon: Daemon, door: Door, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, flavour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    door = Door(f"{daemon.url}?data=grpc", flavour == "async")
     ns = door.open()
     blocks = chain(ns, 3)
     door.do(door.client.put(ns, blocks))
@@ -237,3 +239,4 @@ def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
     # The store's own copy was right, so it stays.
     again = door.do(door.client.read(lease, lease.keys))
     assert [d.outcome for d in again] == [Outcome.HIT] * 3
+    door.close()

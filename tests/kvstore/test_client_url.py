@@ -43,7 +43,10 @@ def test_known_forms(text: str, scheme: str, target: str | None) -> None:
         ("dns:///:7700", "host:port"),
         ("dns:///localhost:99999", "ort out of range"),
         ("dns:///localhost:port", "port"),
-        ("file:///kv?dram=1", "no \\? or # part"),
+        ("file:///kv?dram=1", "data= and one of auto, grpc, port, shared"),
+        ("file:///kv?data=port", "no \\? or # part"),
+        ("unix:///kv?data=pigeon", "data= and one of"),
+        ("dns:///localhost:7700?data=shared", "unix:///path"),
     ],
 )
 def test_wrong_forms_say_what_is_right(text: str, says: str) -> None:

@@ -274,7 +274,7 @@ def test_metrics_on_loopback(tmp_path: Path) -> None:
         assert float(values['kvstore_lookup_blocks_total{found="miss"}']) == 1
         assert float(values['kvstore_put_blocks_total{outcome="stored"}']) == 3
         assert float(values['kvstore_tier_objects{tier="dram"}']) == 3
-        assert float(values['kvstored_call_seconds_count{method="Put",result="ok"}']) == 1
+        assert float(values['kvstored_call_seconds_count{method="BulkPut",result="ok"}']) == 1
         assert daemon.terminate() == 0
     finally:
         daemon.kill()
