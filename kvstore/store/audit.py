@@ -88,7 +88,7 @@ class Audit:
 
     async def _check_dram(self, rows: Sequence[int]) -> None:
         core = self._driver.core
-        core.residency.pin(rows)
+        self._driver.pin(rows)
         slots = [core.residency.slot_of(row) for row in rows]
         for slot in slots:
             core.residency.use(slot)
@@ -104,7 +104,7 @@ class Audit:
         finally:
             for slot in slots:
                 core.residency.end_use(slot)
-            core.residency.unpin(rows)
+            self._driver.unpin(rows)
 
     def _work(self, row: int, slot: Slot) -> "partial[FrameError | None]":
         core = self._driver.core

@@ -279,9 +279,9 @@ class Core:
 
     # the books
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, pinned_rows: Iterable[int] = ()) -> None:
         """Raise `AssertionError` saying what disagrees: index, tiers, leases, policies, queues.
-        MUST NOT be called while a worker writes to the log."""
+        `pinned_rows`: pinned by calls under way, once per pin."""
         index = self.index
         index.check_integrity()
         self.leases.check_integrity()
@@ -291,7 +291,8 @@ class Core:
         reserved = np.flatnonzero(index.view("state") == 1).tolist()
         assert sorted(self.reservations.rows()) == reserved, "a RESERVED row has no reservation"
         pinned = np.bincount(
-            [row for right in self.leases for row in right.held.rows], minlength=index.rows_max
+            [*pinned_rows, *(row for right in self.leases for row in right.held.rows)],
+            minlength=index.rows_max,
         )
         pins = index.view("pins")[: index.rows_max]
         assert (pins >= pinned).all(), "a lease does not pin its blocks"

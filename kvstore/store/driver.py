@@ -7,6 +7,7 @@ hear. One job of the log runs at a time, in one task.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ class Driver:
         self.loop = asyncio.get_running_loop()
         self.settled = KeyWaiters(config.limits.waiters_max)
         self.closing = self._stopped = False
+        self.pinned: Counter[int] = Counter()
         self._seen_changes = -1
         self._change_waiters: list[asyncio.Future[None]] = []
         self._ticket_waiters: dict[Ticket, asyncio.Future[None]] = {}
@@ -120,6 +122,19 @@ class Driver:
         self.core.expire(self.now_s())
         self.pump()
         self._upkeep_timer = self.loop.call_later(self.config.limits.upkeep_s, self._upkeep)
+
+    # rows that a call under way holds
+
+    def pin(self, rows: Sequence[int]) -> None:
+        """Keep rows in the store until `unpin`, for a call under way."""
+        self.core.residency.pin(rows)
+        self.pinned.update(rows)
+
+    def unpin(self, rows: Sequence[int]) -> None:
+        """Undo `pin`."""
+        self.pinned.subtract(rows)
+        self.pinned = +self.pinned
+        self.core.residency.unpin(rows)
 
     # waits
 

@@ -355,4 +355,4 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` saying which of the store's books disagree."""
-        self._core.check_integrity()
+        self._core.check_integrity(self._driver.pinned.elements())

@@ -34,7 +34,7 @@ class Reads:
         wanted = self._wanted(layout, sections)
         self._check_size(layout, wanted, len(keys))
         pinned = [row for row in rows if row is not None]
-        core.residency.pin(pinned)
+        self._driver.pin(pinned)
         try:
             frames = await self._fetch(rows)
             try:
@@ -44,7 +44,7 @@ class Reads:
                 raise
             return [self._result(*each) for each in zip(keys, rows, frames, checked, strict=True)]
         finally:
-            core.residency.unpin(pinned)
+            self._driver.unpin(pinned)
             self._driver.pump()
 
     def _wanted(self, layout: Layout, sections: Sequence[int] | None) -> list[int]:
