@@ -93,7 +93,7 @@ class LeaseConfig(_Settings):
 class EvictionConfig(_Settings):
     """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`."""
 
-    policy: Literal["lru"] = "lru"
+    policy: Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"] = "lru"
 
 
 class MigrationConfig(_Settings):

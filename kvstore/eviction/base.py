@@ -7,17 +7,88 @@ A chain is used from its root: whoever reads a block has read every block before
 MUST touch a block together with its ancestors, root first, and the policy MUST treat the root as
 used last of them. Then a block is never colder than its children, and the cold end is made of
 leaves, which are what may leave the last tier.
+
+The first touch after an `add` belongs to the row's arrival and is no use of it. Four hooks carry
+what some policies can use and the others ignore: `foresee`, `admits`, `answered`, and the
+`Surroundings` that name blocks for good (a row number is used again), tell the time and the room.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+Rows = npt.NDArray[np.int64]
+Chain = Sequence[int] | Rows
+"""Rows of one chain, in order."""
+
+
+class Outlook(IntEnum):
+    """What a client knows, when an answer ends, about the next request for the same chain."""
+
+    UNKNOWN = 0
+    TOOL_CALL = 1
+    """The answer asks for a tool: the next request comes as soon as the tool has run."""
+    USER_TURN = 2
+    """A person reads the answer first."""
+    END_OF_SESSION = 3
+    """There will be none."""
+
+
+def _rows_as_names(rows: Rows) -> npt.NDArray[np.uint64]:
+    return rows.astype(np.uint64)
+
+
+def _no_time() -> float:
+    return 0.0
+
+
+def _no_room_known() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a policy may ask about the tier that it serves.
+
+    `identity`: 64-bit names of the blocks that hold the given rows, the same for a block whenever
+    it is in and in whatever row. `now_s`: monotonic seconds. `capacity_rows`: how many rows fit;
+    0 where that is not known, and a policy then goes by the most rows it has seen.
+    """
+
+    identity: Callable[[Rows], npt.NDArray[np.uint64]] = _rows_as_names
+    now_s: Callable[[], float] = _no_time
+    capacity_rows: Callable[[], int] = _no_room_known
+
+
+ALONE = Surroundings()
+
 
 class EvictionPolicy(ABC):
     """See the module. Rows are integers ≥ 0; memory is bounded by the highest row number."""
+
+    def __init__(self, surroundings: Surroundings = ALONE) -> None:
+        self.surroundings = surroundings
+
+    def foresee(self, chain: Chain, held: int) -> None:
+        """A request found the first `held` rows of `chain` (root first) and is about to add the
+        others; called before their `add`, once per request. Policies that learn from what comes
+        back after it had gone listen here."""
+        return
+
+    def admits(self, row: int, victim: int) -> bool:
+        """Whether `row`, foreseen and not in, deserves `victim`'s place. A refusal is a choice of
+        the policy, not an error; the caller MUST NOT add the row or anything below it then."""
+        return True
+
+    def answered(self, chain: Chain, outlook: Outlook) -> None:
+        """The answer to the last request for `chain` (root first) ended. Rows that are not in are
+        passed over."""
+        if outlook is Outlook.END_OF_SESSION:
+            self.cool(chain[::-1])
 
     @abstractmethod
     def __len__(self) -> int:
@@ -32,7 +103,7 @@ class EvictionPolicy(ABC):
         """A row entered the tier, as the most recently used. MUST NOT be in already."""
 
     @abstractmethod
-    def touch(self, rows: Sequence[int]) -> None:
+    def touch(self, rows: Chain) -> None:
         """Rows were used together, root first. Rows that are not in are passed over."""
 
     @abstractmethod
@@ -40,7 +111,7 @@ class EvictionPolicy(ABC):
         """A row left the tier. MUST be in."""
 
     @abstractmethod
-    def cool(self, rows: Sequence[int]) -> None:
+    def cool(self, rows: Chain) -> None:
         """Rows became useless: they go before all others, the first given first. Rows that are not
         in are passed over."""
 

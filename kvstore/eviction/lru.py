@@ -8,12 +8,12 @@ added later is warmer than everything taken out before.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.eviction.base import EvictionPolicy
+from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Surroundings
 
 _BATCH_ROWS = 4096
 _FIRST_STAMP = 1 << 62
@@ -22,7 +22,8 @@ _FIRST_STAMP = 1 << 62
 class LRU(EvictionPolicy):
     """Least recently used first. 8 bytes per row."""
 
-    def __init__(self) -> None:
+    def __init__(self, surroundings: Surroundings = ALONE) -> None:
+        super().__init__(surroundings)
         self._stamps = np.zeros(0, np.int64)
         self._now = self._coldest = _FIRST_STAMP
         self._cold: list[tuple[int, int]] = []
@@ -44,7 +45,7 @@ class LRU(EvictionPolicy):
         self._stamps[row] = self._now
         self._rows += 1
 
-    def touch(self, rows: Sequence[int]) -> None:
+    def touch(self, rows: Chain) -> None:
         present = self._present(rows)
         n = len(present)
         self._stamps[present] = np.arange(self._now + n, self._now, -1)
@@ -55,7 +56,7 @@ class LRU(EvictionPolicy):
         self._stamps[row] = 0
         self._rows -= 1
 
-    def cool(self, rows: Sequence[int]) -> None:
+    def cool(self, rows: Chain) -> None:
         present = self._present(rows)
         self._coldest -= len(present)
         stamps = np.arange(self._coldest, self._coldest + len(present))
@@ -94,7 +95,7 @@ class LRU(EvictionPolicy):
         assert len(np.unique(stamps)) == len(stamps), "two rows share a stamp"
         assert not len(stamps) or int(stamps.max()) <= self._now, "a stamp lies ahead"
 
-    def _present(self, rows: Sequence[int]) -> npt.NDArray[np.int64]:
+    def _present(self, rows: Chain) -> npt.NDArray[np.int64]:
         asked = np.asarray(rows, np.int64)
         asked = asked[asked < len(self._stamps)]
         present: npt.NDArray[np.int64] = asked[self._stamps[asked] != 0]

@@ -1,0 +1,198 @@
+"""What the classic policies share: queues of rows in insertion-ordered dictionaries.
+
+The published algorithms know independent objects. Two additions make them fit chains and the
+contract, the same for all: rows enter their queue with their first touch, deepest first, so that of
+blocks that came together the leaf goes first; and a row that was refused when its turn came is
+parked, so that it is not met again and again, and keeps its turn once it is reconsidered. Memory:
+about 100 bytes per row, plus what the algorithm remembers of rows that have gone.
+"""
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Surroundings
+
+Names = OrderedDict[int, None]
+"""Rows, or names of blocks, in an order."""
+
+
+class Queue:
+    """Rows from the oldest to the newest; parked rows count, and are skipped."""
+
+    def __init__(self) -> None:
+        self.rows: Names = OrderedDict()
+        self._parked: Names = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self._parked)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self.rows or row in self._parked
+
+    def append(self, row: int) -> None:
+        """As the newest."""
+        self.rows[row] = None
+
+    def remove(self, row: int) -> None:
+        """Wherever it is."""
+        if row in self.rows:
+            del self.rows[row]
+        else:
+            del self._parked[row]
+
+    def renew(self, row: int) -> None:
+        """Make a row that is in the newest."""
+        if row in self.rows:
+            self.rows.move_to_end(row)
+        else:
+            del self._parked[row]
+            self.rows[row] = None
+
+    def pop_oldest(self) -> int:
+        """Take the oldest out."""
+        return (self.rows or self._parked).popitem(last=False)[0]
+
+    def park(self, row: int) -> None:
+        """Its turn came and it was refused."""
+        del self.rows[row]
+        self._parked[row] = None
+
+    def unpark(self, row: int) -> None:
+        """Give a parked row its turn back; others are passed over."""
+        if row in self._parked:
+            del self._parked[row]
+            self.rows[row] = None
+            self.rows.move_to_end(row, last=False)
+
+    def first(self, may_go: Callable[[int], bool]) -> int | None:
+        """The oldest row that may go; those before it are parked."""
+        refused, found = [], None
+        for row in self.rows:
+            if may_go(row):
+                found = row
+                break
+            refused.append(row)
+        for row in refused:
+            self.park(row)
+        return self.first_parked(may_go) if found is None else found
+
+    def first_parked(self, may_go: Callable[[int], bool]) -> int | None:
+        """The first of the parked rows that may go after all."""
+        return next((row for row in self._parked if may_go(row)), None)
+
+
+class QueuePolicy(EvictionPolicy):
+    """A subclass places rows (`_enter`), moves them when used (`_hit`), lets them go (`_leave`)
+    and proposes victims (`_propose`)."""
+
+    def __init__(self, surroundings: Surroundings = ALONE) -> None:
+        super().__init__(surroundings)
+        self._in: set[int] = set()
+        self._fresh: Names = OrderedDict()
+        self._cooled: Names = OrderedDict()
+        self._most = 0
+
+    # what an algorithm is
+
+    @abstractmethod
+    def _enter(self, row: int) -> None:
+        """Place a row that is new."""
+
+    @abstractmethod
+    def _hit(self, rows: Sequence[int]) -> None:
+        """Placed rows were used, the root last."""
+
+    @abstractmethod
+    def _leave(self, row: int, name: int | None) -> None:
+        """Take a placed row out; `name` is the block's identity, None where it is useless."""
+
+    @abstractmethod
+    def _propose(self, may_go: Callable[[int], bool]) -> int | None:
+        """The next victim among the placed rows that `may_go` accepts."""
+
+    @abstractmethod
+    def _queues(self) -> Sequence[Queue]:
+        """Where placed rows are."""
+
+    # what they share
+
+    @property
+    def _capacity(self) -> int:
+        return self.surroundings.capacity_rows() or self._most
+
+    def _name(self, row: int) -> int:
+        return int(self.surroundings.identity(np.array([row], np.int64))[0])
+
+    def __len__(self) -> int:
+        return len(self._in)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._in
+
+    def add(self, row: int) -> None:
+        assert row not in self._in, f"row {row} was added twice"
+        self._in.add(row)
+        self._fresh[row] = None
+        self._most = max(self._most, len(self._in))
+
+    def touch(self, rows: Chain) -> None:
+        leaf_first = rows[::-1].tolist() if isinstance(rows, np.ndarray) else list(rows)[::-1]
+        cooled, fresh = self._cooled, self._fresh
+        if cooled:
+            for row in leaf_first:
+                if row in cooled:
+                    del cooled[row]
+                    self._enter(row)
+        new = [row for row in leaf_first if row in fresh] if fresh else []
+        if len(new) < len(leaf_first):
+            present = self._in
+            self._hit([r for r in leaf_first if r in present and r not in fresh])
+        for row in new:
+            del fresh[row]
+            self._enter(row)
+
+    def remove(self, row: int) -> None:
+        assert row in self._in, f"row {row} was removed twice"
+        self._in.discard(row)
+        if row in self._fresh:
+            del self._fresh[row]
+        elif row in self._cooled:
+            del self._cooled[row]
+        else:
+            self._leave(row, self._name(row))
+
+    def cool(self, rows: Chain) -> None:
+        for row in np.asarray(rows, np.int64).tolist():
+            if row in self._in and row not in self._cooled:
+                if row in self._fresh:
+                    del self._fresh[row]
+                else:
+                    self._leave(row, None)
+                self._cooled[row] = None
+
+    def reconsider(self, row: int) -> None:
+        for queue in self._queues():
+            queue.unpark(row)
+
+    def victim(self, may_go: Callable[[int], bool]) -> int | None:
+        for row in self._cooled:
+            if may_go(row):
+                return row
+        row_or_none = self._propose(may_go)
+        if row_or_none is None and self._fresh:
+            row_or_none = next((row for row in reversed(self._fresh) if may_go(row)), None)
+        return row_or_none
+
+    def load(self, coldest_first: npt.NDArray[np.int64]) -> None:
+        assert not self._in, "loading needs an empty policy"
+        for row in coldest_first.tolist():
+            self.add(row)
+        self.touch(coldest_first[::-1])
+
+    def check_integrity(self) -> None:
+        placed = len(self._in) - len(self._fresh) - len(self._cooled)
+        assert placed == sum(map(len, self._queues())), "rows are miscounted"

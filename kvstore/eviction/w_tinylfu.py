@@ -1,0 +1,122 @@
+"""W-TinyLFU (Einziger, Friedman and Manes, 2017): a window, a segmented main space, a sketch.
+
+New rows live in a small LRU window. What falls out of it must have been asked for more often, by a
+count-min sketch of recent requests, than the main space's own next victim; the loser goes. The main
+space is a segmented LRU: a row used there is protected, up to four fifths of the space.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.eviction.base import ALONE, Chain, Surroundings
+from kvstore.eviction.queues import Queue, QueuePolicy
+
+_PROTECTED_SHARE = 0.8
+_DEPTH = 4
+_COUNT_MAX = 15
+_SAMPLE_PER_COUNTER = 10
+_COUNTERS_MIN = 1024
+_MIX = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
+)[:, None]
+
+
+class _Sketch:
+    """How often a name was seen lately, at most 15; all counts halve as the sample fills up."""
+
+    def __init__(self, names: int) -> None:
+        bits = max(_COUNTERS_MIN, names).bit_length()
+        self._shift = np.uint64(64 - bits)
+        self._counts = np.zeros((_DEPTH, 1 << bits), np.uint8)
+        self._lines = np.arange(_DEPTH)[:, None]
+        self._sample = _SAMPLE_PER_COUNTER << bits
+        self._seen = 0
+
+    def _cells(self, names: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        # the product alone leaves small names in few places of the upper bits
+        mixed = (names ^ (names >> np.uint64(29))) * _MIX
+        cells: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))) * _MIX[0] >> self._shift
+        return cells
+
+    def count(self, names: npt.NDArray[np.uint64]) -> None:
+        """See the names once each."""
+        cells = self._cells(names)
+        now = self._counts[self._lines, cells]
+        low = now.min(axis=0)
+        self._counts[self._lines, cells] = np.where((now == low) & (now < _COUNT_MAX), now + 1, now)
+        self._seen += len(names)
+        if self._seen >= self._sample:
+            self._counts >>= 1
+            self._seen //= 2
+
+    def of(self, names: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+        """Estimated counts."""
+        counts: npt.NDArray[np.uint8] = self._counts[self._lines, self._cells(names)].min(axis=0)
+        return counts
+
+
+class WTinyLfu(QueuePolicy):
+    """See the module. `window`: the window's share of the room."""
+
+    def __init__(self, surroundings: Surroundings = ALONE, window: float = 0.01) -> None:
+        super().__init__(surroundings)
+        self._share = window
+        self._window, self._probation, self._protected = Queue(), Queue(), Queue()
+        self._sketch = _Sketch(surroundings.capacity_rows())
+
+    def touch(self, rows: Chain) -> None:
+        chain = np.asarray(rows, np.int64)
+        if len(chain):
+            self._sketch.count(self.surroundings.identity(chain))
+        super().touch(chain)
+
+    def _enter(self, row: int) -> None:
+        self._window.append(row)
+
+    def _hit(self, rows: Sequence[int]) -> None:
+        window, probation, protected = self._window, self._probation, self._protected
+        for row in rows:
+            if row in protected:
+                protected.renew(row)
+            elif row in window:
+                window.renew(row)
+            else:
+                probation.remove(row)
+                protected.append(row)
+        main = max(1, self._capacity - self._window_rows())
+        while len(protected) > _PROTECTED_SHARE * main:
+            probation.append(protected.pop_oldest())
+
+    def _leave(self, row: int, name: int | None) -> None:
+        next(queue for queue in self._queues() if row in queue).remove(row)
+
+    def _window_rows(self) -> int:
+        return max(1, int(self._capacity * self._share))
+
+    def _propose(self, may_go: Callable[[int], bool]) -> int | None:
+        while len(self._window) > self._window_rows():
+            candidate = self._window.first(may_go)
+            if candidate is None:
+                break
+            rival = self._main_victim(may_go)
+            if rival is None or not self._beats(candidate, rival):
+                return candidate
+            self._window.remove(candidate)
+            self._probation.append(candidate)
+            return rival
+        row = self._main_victim(may_go)
+        return self._window.first(may_go) if row is None else row
+
+    def _beats(self, candidate: int, rival: int) -> bool:
+        names = self.surroundings.identity(np.array([candidate, rival], np.int64))
+        new, old = self._sketch.of(names).tolist()
+        return bool(new > old)
+
+    def _main_victim(self, may_go: Callable[[int], bool]) -> int | None:
+        row = self._probation.first(may_go)
+        return self._protected.first(may_go) if row is None else row
+
+    def _queues(self) -> Sequence[Queue]:
+        return self._window, self._probation, self._protected
