@@ -97,7 +97,8 @@ class Connection:
             self._ended()
             return
         self._have += got
-        self._progress(self._port.config.stall_s_max)
+        if self._peer is not None:  # an opening that trickles in gets no more time
+            self._progress(self._port.config.stall_s_max)
         self._go_on()
 
     def _receive(self, into: memoryview) -> int:
