@@ -11,11 +11,11 @@ row and a fresh one cannot differ.
 import math
 
 import torch
-from torch.nn import functional
 
 from model_adapter import records
 from model_adapter.compressor import Compressor
 from model_adapter.config import LayerMode, LayerSpec, ModelConfig
+from model_adapter.few_rows import by_row, linear, queries_per_step
 from model_adapter.forward_pass import ForwardPass, Span
 from model_adapter.indexer import Indexer
 from model_adapter.norms import rms_norm
@@ -62,9 +62,9 @@ class Attention:
         """Heads [T, heads, D] through wo_a, each group by its own slice, and wo_b."""
         c = self._config
         wo_a = self._weights.matrix(f"{self._prefix}.wo_a").unflatten(0, (c.o_groups, c.o_rank))
-        grouped = out.flatten(1).unflatten(1, (c.o_groups, -1)).transpose(0, 1)
-        latent = torch.bmm(grouped, wo_a.transpose(1, 2)).transpose(0, 1).flatten(1)
-        return self._linear(latent, "wo_b")
+        grouped = out.flatten(1).unflatten(1, (c.o_groups, -1))
+        latent = by_row(lambda g: torch.bmm(g.transpose(0, 1), wo_a.mT).transpose(0, 1), grouped)
+        return self._linear(latent.flatten(1), "wo_b")
 
     def _attend_span(
         self,
@@ -87,7 +87,7 @@ class Attention:
         entries = None
         if self._spec.kv_source is not None and selection is not None:
             entries = selection.entries
-        step = self._query_rows(0 if entries is None else entries.shape[1])
+        step = queries_per_step(len(q), self._query_rows(entries))
         for at in range(0, len(q), step):
             rows = slice(at, min(at + step, len(q)))
             low = max(span.start + rows.start - self._config.window + 1 - first_key, 0)
@@ -134,12 +134,13 @@ class Attention:
             out = torch.baddbmm(out, weights[:, :, 1 + len(keys) :], selected[0])
         return out
 
-    def _query_rows(self, selected: int) -> int:
+    def _query_rows(self, entries: torch.Tensor | None) -> int:
+        selected = 0 if entries is None else entries.shape[1]
         per_query = max(selected, 1) * self._config.head_dim * 4
         return max(1, min(QUERY_ROWS_MAX, GATHER_BYTES_MAX // per_query))
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return functional.linear(x, self._weights.matrix(f"{self._prefix}.{name}"))
+        return linear(x, self._weights.matrix(f"{self._prefix}.{name}"))
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight = self._weights.vector(f"{self._prefix}.{name}.weight")

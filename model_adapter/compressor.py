@@ -5,11 +5,11 @@ positions, and the key by which the indexer finds it.
 """
 
 import torch
-from torch.nn import functional
 
 from model_adapter import records
 from model_adapter.cache import SequenceCache
 from model_adapter.config import LayerSpec, ModelConfig
+from model_adapter.few_rows import by_row, linear
 from model_adapter.forward_pass import ForwardPass
 from model_adapter.norms import rms_norm
 from model_adapter.rope import rotate_
@@ -44,7 +44,7 @@ class Compressor:
         positions = torch.arange(first, first + len(latent)) * self._ratio
         rotation = work.compressed_rotations(positions)
         keys = rms_norm(
-            functional.linear(latent, self._weights.matrix(f"{self._prefix}.indexer.wk")),
+            linear(latent, self._weights.matrix(f"{self._prefix}.indexer.wk")),
             self._weights.vector(f"{self._prefix}.indexer.k_norm.weight"),
             self._eps,
         )
@@ -55,12 +55,17 @@ class Compressor:
         """Entries that are complete now, normed, before RoPE: [groups, D]."""
         name = f"{self._prefix}.compressor"
         if self._ratio == 1:
-            mixed = functional.linear(x, self._weights.matrix(f"{name}.wkv"))
+            mixed = linear(x, self._weights.matrix(f"{name}.wkv"))
         else:
             wide = x.float()
-            v = functional.linear(wide, self._weights.vector(f"{name}.wkv.weight"))
-            s = functional.linear(wide, self._weights.vector(f"{name}.wgate.weight"))
+            v = linear(wide, self._weights.vector(f"{name}.wkv.weight"))
+            s = linear(wide, self._weights.vector(f"{name}.wgate.weight"))
             groups = cache.open_groups[self._layer].complete(torch.cat([v, s], dim=1))
-            v, s = groups.chunk(2, dim=2)
-            mixed = (v * s.softmax(dim=1)).sum(dim=1).to(x.dtype)
+            mixed = by_row(_pooled, groups).to(x.dtype)
         return rms_norm(mixed, self._weights.vector(f"{name}.norm.weight"), self._eps)
+
+
+def _pooled(groups: torch.Tensor) -> torch.Tensor:
+    """Values and scores [groups, ratio, 2·D] to each group's weighted sum [groups, D]."""
+    v, s = groups.chunk(2, dim=2)
+    return (v * s.softmax(dim=1)).sum(dim=1)

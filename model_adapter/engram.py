@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from model_adapter.config import EngramConfig, ModelConfig
 from model_adapter.errors import ConfigError
+from model_adapter.few_rows import by_row, linear
 from model_adapter.forward_pass import ForwardPass
 from model_adapter.norms import rstd
 from model_adapter.weights import Weights
@@ -109,9 +109,10 @@ class Engram:
         """Streams [T, n, H] with the gated value added; image positions stay as they are."""
         rows = torch.from_numpy(self.rows(work))
         found = self._weights.rows(f"{self._prefix}.embed", rows).flatten(1)
-        projected = functional.linear(found, self._weights.matrix(f"{self._prefix}.wkv"))
+        projected = linear(found, self._weights.matrix(f"{self._prefix}.wkv"))
         keys, value = projected.split([self._streams * self._hidden, self._hidden], dim=1)
-        gate = self._gate(streams.float(), keys.float().unflatten(1, (self._streams, -1)))
+        keys = keys.float().unflatten(1, (self._streams, -1))
+        gate = by_row(self._gate, streams.float(), keys)
         if work.image_mask is not None:
             gate = gate.masked_fill(work.image_mask[:, None, None], 0.0)
         return (streams.float() + gate * value.float().unsqueeze(1)).to(streams.dtype)

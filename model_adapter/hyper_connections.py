@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from model_adapter.few_rows import by_row, linear
 from model_adapter.norms import rstd
 from model_adapter.weights import Weights
 
@@ -54,7 +55,7 @@ class StreamSite:
         """From streams [T, n, H]."""
         n, eps = self._n, self._eps
         flat = streams.flatten(1).float()
-        mixed = flat @ self._vector("fn").T * rstd(flat, self._norm_eps)
+        mixed = linear(flat, self._vector("fn")) * rstd(flat, self._norm_eps)
         z = torch.addcmul(self._vector("base"), mixed, self._scale)
         return Coefficients(
             pre=z[:, :n].sigmoid() + eps,
@@ -92,7 +93,8 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 def collapse(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
     """Σ_i pre_mix[i]·X[i]: streams [T, n, H], pre_mix float32 [T, n] to [T, H] in X's dtype."""
-    return torch.bmm(pre_mix.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+    mixed = by_row(torch.bmm, pre_mix.unsqueeze(1), streams.float())
+    return mixed.squeeze(1).to(streams.dtype)
 
 
 def spread(streams: torch.Tensor, output: torch.Tensor, c: Coefficients) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from model_adapter import records
 from model_adapter.config import LayerMode, LayerSpec, ModelConfig
+from model_adapter.few_rows import linear, queries_per_step
 from model_adapter.forward_pass import ForwardPass, Selection, Span
 from model_adapter.records import Records
 from model_adapter.rope import rotate_
@@ -77,13 +78,14 @@ class Indexer:
             previous = work.selections[i]
             candidates = previous.blocks if self._restricted and previous else None
             visible = (work.positions[span.rows] + 1) // self._ratio
+            count = span.stop - span.start
             parts = [
                 self._select_rows(
                     _Queries(q[span.rows][rows], w[span.rows][rows], visible[rows]),
                     span,
                     None if candidates is None else candidates[rows],
                 )
-                for rows in _slices(span.stop - span.start, QUERY_ROWS_MAX)
+                for rows in _slices(count, queries_per_step(count, QUERY_ROWS_MAX))
             ]
             chosen = _joined(parts)
             if not self._chooses_blocks and previous is not None:
@@ -94,10 +96,10 @@ class Indexer:
     def _queries(
         self, q_latent: torch.Tensor, x: torch.Tensor, work: ForwardPass
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        q = functional.linear(q_latent, self._weights.matrix(f"{self._prefix}.wq_b"))
+        q = linear(q_latent, self._weights.matrix(f"{self._prefix}.wq_b"))
         q = q.unflatten(1, (self._heads, -1))
         rotate_(q, work.rotations(self._ratio).unsqueeze(1))
-        w = functional.linear(x, self._weights.matrix(f"{self._prefix}.weights_proj"))
+        w = linear(x, self._weights.matrix(f"{self._prefix}.weights_proj"))
         return records.unpack(records.INDEX, records.pack(records.INDEX, q)), w * self._scale
 
     def _select_rows(

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from model_adapter.block import Block
 from model_adapter.cache import SequenceCache
@@ -21,6 +20,7 @@ from model_adapter.checkpoint_check import check_checkpoint
 from model_adapter.config import LayerSpec, ModelConfig, RopeSpec
 from model_adapter.engram import Engram, EngramHasher
 from model_adapter.errors import InputError
+from model_adapter.few_rows import linear
 from model_adapter.forward_pass import ForwardPass, Observer, Span
 from model_adapter.norms import rms_norm
 from model_adapter.replay import Mode, Plan, plan_continue, plan_resume
@@ -182,7 +182,7 @@ class Model:
         """Collapsed streams [T, H] to logits float32 [T, vocab]."""
         weight = self.weights.vector("norm.weight")
         normed = rms_norm(hidden, weight, self.config.norm_eps)
-        return functional.linear(normed.float(), self.weights.vector("head.weight"))
+        return linear(normed.float(), self.weights.vector("head.weight"))
 
     def forward_pass(
         self, spans: Sequence[Span], observer: Observer | None = None, write_global: bool = True

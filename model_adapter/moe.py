@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from model_adapter.config import LayerSpec, ModelConfig
+from model_adapter.few_rows import by_row, linear
 from model_adapter.weights import Weights
 
 _SUM_EPS = 1e-20
@@ -34,7 +35,7 @@ class MoE:
         expert first.
         """
         gate = self._weights.vector(f"{self._prefix}.gate.weight")
-        scores = functional.softplus(functional.linear(x.float(), gate)).sqrt()
+        scores = by_row(_affinity, linear(x.float(), gate))
         bias = self._weights.vector(f"{self._prefix}.gate.bias")
         if image_mask is not None:
             bias_vl = self._weights.vector(f"{self._prefix}.gate.bias_vl")
@@ -67,9 +68,13 @@ class MoE:
         w13, w2 = self._weights.stacked(
             name, f"{name}.w1", f"{name}.w3", f"{name}.w2", by_demand=factor is not None
         )
-        gate, up = functional.linear(x, w13).float().chunk(2, dim=1)
-        hidden = functional.silu(gate.clamp(max=self._limit))
+        gate, up = linear(x, w13).float().chunk(2, dim=1)
+        hidden = by_row(functional.silu, gate.clamp(max=self._limit))
         hidden = hidden * up.clamp(-self._limit, self._limit)
         if factor is not None:
             hidden = hidden * factor
-        return functional.linear(hidden.to(x.dtype), w2)
+        return linear(hidden.to(x.dtype), w2)
+
+
+def _affinity(logits: torch.Tensor) -> torch.Tensor:
+    return functional.softplus(logits).sqrt()
