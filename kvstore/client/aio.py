@@ -12,6 +12,7 @@ from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
 from kvstore.namespace import Namespace
 from kvstore.server.messages import check_digest, check_digests, check_some
+from kvstore.server.port.sockets import room_for
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
@@ -162,7 +163,7 @@ class AsyncClient:
         if into is not None:
             into = batching.check_room(into, len(keys) * stride)
         if self._transport.moves_bulk:
-            room = into if into is not None else batching.room(len(keys) * stride)
+            room = into if into is not None else room_for(len(keys) * stride)
             read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room, verify)
             arrived = await self._transport.read_bulk(read, self.deadline_s)
             if arrived is not None:
@@ -188,7 +189,7 @@ class AsyncClient:
         wanted = batching.check_sections(sections, layout)
         if self._transport.moves_bulk:
             stride = sum(layout.section_bytes[i] for i in wanted)
-            room = batching.room(len(keys) * stride)
+            room = room_for(len(keys) * stride)
             read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room)
             arrived = await self._transport.view_bulk(read, self.deadline_s)
             if arrived is not None:

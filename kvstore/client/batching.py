@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import xxhash
 
 from kvstore.block import BlockData, BlockPut, Buffer
@@ -12,7 +11,6 @@ from kvstore.namespace import Layout
 from kvstore.server import wire
 from kvstore.server.messages import check_digests, check_some
 
-ALIGN_BYTES = 64
 BATCH_BLOCKS_MAX = 4096
 """Blocks per batch, however small they are."""
 BATCH_BYTES = 4 << 20
@@ -52,13 +50,6 @@ def section_view(section: Buffer, where: str) -> memoryview:
         raise InvalidRequest(
             f"{where}: sections are contiguous buffers of bytes, not {type(section).__name__} ({e})"
         ) from e
-
-
-def room(size: int) -> memoryview:
-    """Memory to read into. Its start is aligned, without which a copy takes half as long again."""
-    memory = np.empty(size + ALIGN_BYTES, np.uint8)
-    start = -memory.ctypes.data % ALIGN_BYTES
-    return memory[start : start + size].data
 
 
 def check_room(into: Buffer, size: int) -> memoryview:

@@ -177,10 +177,11 @@ class DataTransport(RemoteTransport):
     ) -> LeaseGrant:
         asked_s = time.monotonic()
         arena, sizes = self._arena, self._layouts.get(namespace_id)
-        locate = arena is not None and sizes is not None and self._pool.usable
+        locate = arena is not None and sizes is not None and self._port_wanted
         reply = await self._acquire(namespace_id, keys, ttl_s, timeout_s, locate)
         grant = messages.lease_from_pb(reply)
-        if arena is not None and sizes is not None and reply.slots:
+        arena = self._arena
+        if arena is not None and sizes is not None and reply.arena_id == arena.instance_id:
             self._forget_lapsed(asked_s)
             places = np.frombuffer(reply.slots, "<u8").reshape(-1, 2)
             self._leases[grant.lease_id] = LocatedLease(
@@ -424,7 +425,7 @@ class _Reading:
             raise StreamLost("sections of another layout", answered=True)
         tier_of = dict(zip(batch, reply.tiers, strict=True))
         sent = hits
-        if reply.slots and self.lease is not None:
+        if self.lease is not None and reply.arena_id == self.lease.arena.instance_id:
             places = np.frombuffer(reply.slots, "<u8").reshape(-1, 2)
             self.lease.learn([self._read.keys[i] for i in batch], places)
             there, _, sent = self._known(hits)

@@ -165,7 +165,8 @@ def read_loads(
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """One block's way into its slot. `checksums`: per section, empty where the caller has none."""
+    """One block's way into its slot. `sections`: a buffer each, or one buffer with all of them, one
+    behind the other. `checksums`: per section, empty where the caller has none."""
 
     frame: memoryview
     header: FrameHeader
@@ -179,15 +180,25 @@ def fill_frame(filling: Filling) -> bool:
 
     `filling.header` lacks nothing but the checksums of its sections.
     """
-    frame, digests = filling.frame, []
-    for section, source in zip(filling.header.sections, filling.sections, strict=True):
-        target = frame[section.offset : section.offset + section.length]
+    frame, sections = filling.frame, filling.header.sections
+    ends = [section.offset + section.length for section in sections]
+    packed = len(filling.sections) == 1
+    spans = (
+        [(sections[0].offset, ends[-1])]
+        if packed
+        else [(section.offset, end) for section, end in zip(sections, ends, strict=True)]
+    )
+    target = np.frombuffer(frame, np.uint8)
+    for (start, end), source in zip(spans, filling.sections, strict=True):
         # NumPy copies without the GIL, a memoryview does not
-        np.copyto(np.frombuffer(target, np.uint8), as_bytes(source))
-        digests.append(xxhash.xxh3_128_digest(target))
+        np.copyto(target[start:end], as_bytes(source))
+    digests = [
+        xxhash.xxh3_128_digest(frame[section.offset : end])
+        for section, end in zip(sections, ends, strict=True)
+    ]
     if filling.checksums and digests != [bytes(c) for c in filling.checksums]:
         return False
-    lengths = [section.length for section in filling.header.sections]
+    lengths = [section.length for section in sections]
     seal_frame(frame, filling.header._replace(sections=layout_sections(lengths, digests)))
     return True
 

@@ -102,7 +102,9 @@ class Daemon:
         registry = CollectorRegistry()
         registry.register(StoreCollector(engine.stat, asyncio.get_running_loop()))
         metrics = CallMetrics(registry)
-        service = Service(engine, self._hello, self._server_config.message_bytes_max)
+        service = Service(
+            engine, self._hello, self._server_config.message_bytes_max, self._instance_id
+        )
         gate = Gate(service, self._server_config, metrics)
         stop_metrics = self._serve_metrics(registry)
         try:

@@ -62,10 +62,18 @@ class Service:
     """Answers calls from `engine`.
 
     Handlers take and return encoded messages and raise the errors of `kvstore.errors`; who carries
-    the messages is not their business. `hello` makes what the daemon says of itself.
+    the messages is not their business. `hello` makes what the daemon says of itself. `arena_id`:
+    names the arena to those who map it; empty where nobody can.
     """
 
-    def __init__(self, engine: Engine, hello: Callable[[], Any], message_bytes_max: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        hello: Callable[[], Any],
+        message_bytes_max: int,
+        arena_id: bytes = b"",
+    ) -> None:
+        self.arena_id = arena_id
         self._engine = engine
         self._hello = hello
         self._message_bytes_max = message_bytes_max
@@ -137,10 +145,17 @@ class Service:
         keys = parse_keys(request.keys)
         grant = await self._engine.acquire(request.namespace_id, keys, _ttl(request))
         reply = messages.lease_to_pb(grant)
-        if request.locate:
-            places = self._engine.locate(grant.lease_id)
-            reply.slots = places.astype("<u8", copy=False).tobytes()
+        if request.locate and self.arena_id:
+            self.locate(reply, grant.lease_id, None)
         return _encoded(reply)
+
+    def locate(self, reply: Any, lease_id: int, keys: Sequence[bytes] | None) -> Any:
+        """Write the places of blocks into a reply that has room for them, and return them; see
+        `Engine.locate`."""
+        places = self._engine.locate(lease_id, keys)
+        reply.slots = places.astype("<u8", copy=False).tobytes()
+        reply.arena_id = self.arena_id
+        return places
 
     async def _renew(self, data: bytes) -> wire.Parts:
         request = parse(pb.RenewRequest, data)

@@ -32,6 +32,7 @@ from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
     LeaseGrant,
+    PackedBlocks,
     ReservationGrant,
     SharedArena,
     Stat,
@@ -298,6 +299,17 @@ class Engine:
         outcome per block. Raises what those raise; a part that was committed stays."""
         self._driver.enter()
         return await self._puts.put(namespace_id, blocks, durability)
+
+    async def put_packed(
+        self,
+        namespace_id: bytes,
+        blocks: PackedBlocks,
+        durability: Durability = Durability.ACCEPTED,
+    ) -> list[PutOutcome]:
+        """`put`, for blocks that lie in one buffer. It may change meanwhile: what is stored is what
+        the checksums are made of."""
+        self._driver.enter()
+        return await self._puts.put_packed(namespace_id, blocks, durability)
 
     async def flush(self) -> None:
         """Until everything accepted so far is durable.

@@ -1,7 +1,7 @@
 """The write path: room, bytes, commit, and the wait for durability where it is asked for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvstore.block import BlockPut, Buffer, Durability, PutOutcome
@@ -11,11 +11,13 @@ from kvstore.migration.workers import Filling, Lane, as_bytes, fill_frame
 from kvstore.namespace import Layout
 from kvstore.store.driver import Driver
 from kvstore.store.reservations import Draft, Incoming
-from kvstore.store.types import ReservationGrant
+from kvstore.store.types import PackedBlocks, ReservationGrant
 from kvstore.tiers.base import SlotTier
 from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, Kind, layout_sections
 
 _PUT_DRAM_FRACTION = 4
+Source = tuple[Sequence[Buffer], Sequence[bytes] | None]
+"""One block's sections and checksums, as `Filling` has them."""
 
 
 class Puts:
@@ -176,22 +178,59 @@ class Puts:
         self, namespace_id: bytes, blocks: Sequence[BlockPut], durability: Durability
     ) -> list[PutOutcome]:
         """See `Engine.put`."""
-        self._check_durability(durability)
         names = [(block.key, block.parent) for block in blocks]
-        self._reservations.check(namespace_id, names)
-        core = self._driver.core
-        number = core.namespaces.number(namespace_id)
-        layout = core.namespaces.layout(number)
+        layout = self._check(namespace_id, names, durability)
         for block in blocks:
             check_sections(layout, block.sections, block.checksums)
-        step = self._blocks_at_once(core.namespaces.frame_bytes(number))
+
+        def source(place: int) -> Source:
+            return blocks[place].sections, blocks[place].checksums
+
+        return await self._put(namespace_id, names, source, durability)
+
+    async def put_packed(
+        self, namespace_id: bytes, blocks: PackedBlocks, durability: Durability
+    ) -> list[PutOutcome]:
+        """See `Engine.put_packed`."""
+        names = list(zip(blocks.keys, blocks.parents, strict=True))
+        layout = self._check(namespace_id, names, durability)
+        check_packed(layout, blocks)
+        size, step = layout.block_bytes, CHECKSUM_BYTES
+        per_block = step * len(layout.section_bytes) if blocks.checksums else 0
+
+        def source(place: int) -> Source:
+            own = blocks.checksums[place * per_block : (place + 1) * per_block]
+            checksums = [own[at : at + step] for at in range(0, per_block, step)]
+            return (blocks.payload[place * size : (place + 1) * size],), checksums
+
+        return await self._put(namespace_id, names, source, durability)
+
+    def _check(
+        self, namespace_id: bytes, names: Sequence[tuple[bytes, bytes]], durability: Durability
+    ) -> Layout:
+        self._check_durability(durability)
+        self._reservations.check(namespace_id, names)
+        namespaces = self._driver.core.namespaces
+        return namespaces.layout(namespaces.number(namespace_id))
+
+    async def _put(
+        self,
+        namespace_id: bytes,
+        names: Sequence[tuple[bytes, bytes]],
+        source: Callable[[int], Source],
+        durability: Durability,
+    ) -> list[PutOutcome]:
+        namespaces = self._driver.core.namespaces
+        number = namespaces.number(namespace_id)
+        layout = namespaces.layout(number)
+        step = self._blocks_at_once(namespaces.frame_bytes(number))
         outcomes: list[PutOutcome] = []
         tickets: list[Ticket] = []
         refused: set[bytes] = set()
         try:
-            for at in range(0, len(blocks), step):
+            for at in range(0, len(names), step):
                 draft = await self._draft(namespace_id, names[at : at + step], refused)
-                tickets.append(await self._fill(draft, blocks[at : at + step], layout))
+                tickets.append(await self._fill(draft, partial(_shifted, source, at), layout))
                 outcomes += draft.outcomes
         except BaseException:
             await self._settle(tickets, Durability.ACCEPTED)
@@ -207,16 +246,16 @@ class Puts:
         )
         return max(1, size // frame_bytes)
 
-    async def _fill(self, draft: Draft, blocks: Sequence[BlockPut], layout: Layout) -> Ticket:
+    async def _fill(self, draft: Draft, source: Callable[[int], Source], layout: Layout) -> Ticket:
         """Copy and commit what the draft reserved."""
         reservation_id, _ = self._reservations.grant(draft, self._driver.now_s(), None)
         if not reservation_id:
             return self._reservations.ticket(draft)
         work = []
         for incoming in draft.blocks.values():
-            block = blocks[incoming.place]
+            sections, checksums = source(incoming.place)
             self._reservations.start_copy(reservation_id, incoming.key, self._driver.now_s())
-            filling = self._filling(draft, incoming, layout, block.sections, block.checksums)
+            filling = self._filling(draft, incoming, layout, sections, checksums)
             work.append((incoming, filling))
         try:
             await asyncio.shield(self._driver.loop.create_task(self._copy(work)))
@@ -248,6 +287,25 @@ def check_sections(
         len(checksums) != len(expected) or any(len(c) != CHECKSUM_BYTES for c in checksums)
     ):
         raise InvalidRequest(f"checksums are {len(expected)} digests of {CHECKSUM_BYTES} B")
+
+
+def check_packed(layout: Layout, blocks: PackedBlocks) -> None:
+    """`check_sections`, for all of them."""
+    expected, n = layout.section_bytes, len(blocks.keys)
+    if tuple(blocks.section_bytes) != expected or len(blocks.payload) != n * layout.block_bytes:
+        raise WrongSectionSize(
+            f"a block has sections of {expected} B, not {tuple(blocks.section_bytes)}, and {n} "
+            f"blocks have {n * layout.block_bytes} B, not {len(blocks.payload)}"
+        )
+    if blocks.checksums and len(blocks.checksums) != n * len(expected) * CHECKSUM_BYTES:
+        raise InvalidRequest(
+            f"checksums are {len(expected)} digests of {CHECKSUM_BYTES} B per block, "
+            f"not {len(blocks.checksums)} B"
+        )
+
+
+def _shifted(source: Callable[[int], Source], first: int, place: int) -> Source:
+    return source(first + place)
 
 
 def _fill_all(work: Sequence[Filling]) -> list[bool]:

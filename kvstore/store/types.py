@@ -1,6 +1,6 @@
 """What the store's calls return. Values only: no behaviour but the release of a pin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
@@ -55,6 +55,22 @@ class BlockFrames:
         if release is not None:
             self.sections = ()
             release()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """Blocks on their way in whose sections lie one behind the other, block by block, in one
+    buffer, as they come from a stream or a staging area.
+
+    `section_bytes`: of every block. `checksums`: xxh3-128 (16 bytes) per section, packed; empty
+    where the writer has none.
+    """
+
+    keys: Sequence[bytes]
+    parents: Sequence[bytes]
+    payload: memoryview
+    section_bytes: Sequence[int]
+    checksums: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ names its key. `docs/format.md` has the layout byte for byte.
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import xxhash
@@ -131,12 +133,20 @@ def layout_sections(
     section_lengths: Sequence[int], checksums: Sequence[bytes]
 ) -> tuple[Section, ...]:
     """Where the sections lie in the frame: one behind the other, the first behind the header."""
-    at = header_bytes(len(section_lengths))
-    sections = []
-    for length, checksum in zip(section_lengths, checksums, strict=True):
-        sections.append(Section(at, length, checksum))
-        at += length
-    return tuple(sections)
+    lengths = tuple(section_lengths)
+    places = zip(_offsets(lengths), lengths, checksums, strict=True)
+    return tuple([Section(*place) for place in places])
+
+
+@lru_cache(maxsize=256)
+def _offsets(section_lengths: tuple[int, ...]) -> tuple[int, ...]:
+    ends = accumulate(section_lengths, initial=header_bytes(len(section_lengths)))
+    return tuple(ends)[:-1]
+
+
+@lru_cache(maxsize=FRAME_SECTIONS_MAX)
+def _table(sections: int) -> struct.Struct:
+    return struct.Struct("<" + "II8x16s" * sections)
 
 
 def encode_header(header: FrameHeader) -> bytes:
@@ -145,12 +155,12 @@ def encode_header(header: FrameHeader) -> bytes:
     sections = header.sections
     if not 1 <= len(sections) <= FRAME_SECTIONS_MAX:
         raise ValueError(f"a frame has 1 to {FRAME_SECTIONS_MAX} sections, not {len(sections)}")
-    if any(len(k) != 32 for k in (header.key, header.namespace_id, header.parent)):
+    if not len(header.key) == len(header.namespace_id) == len(header.parent) == 32:
         raise ValueError("key, namespace id and parent have 32 bytes each")
-    lengths = [s.length for s in sections]
-    if layout_sections(lengths, [s.checksum for s in sections]) != tuple(sections):
+    offsets, lengths, checksums = zip(*sections, strict=True)
+    if _offsets(lengths) != offsets:
         raise ValueError(f"sections do not lie one behind the other: {sections}")
-    if any(len(s.checksum) != CHECKSUM_BYTES for s in sections):
+    if set(map(len, checksums)) != {CHECKSUM_BYTES}:
         raise ValueError(f"a checksum has {CHECKSUM_BYTES} bytes")
     shape = frame_bytes(lengths)
     fixed = _FIXED.pack(
@@ -168,7 +178,7 @@ def encode_header(header: FrameHeader) -> bytes:
         header.namespace_id,
         header.parent,
     )
-    table = b"".join(_SECTION.pack(s.offset, s.length, s.checksum) for s in sections)
+    table = _table(len(sections)).pack(*chain.from_iterable(sections))
     body = (fixed + table).ljust(shape.header_bytes - CHECKSUM_BYTES, b"\0")
     return body + xxhash.xxh3_128_digest(body)
 

@@ -148,18 +148,20 @@ class AcquireRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., locate: _Optional[bool] = ...) -> None: ...
 
 class AcquireReply(_message.Message):
-    __slots__ = ("lease_id", "blocks", "ttl_s", "match", "slots")
+    __slots__ = ("lease_id", "blocks", "ttl_s", "match", "slots", "arena_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     blocks: int
     ttl_s: float
     match: MatchReply
     slots: bytes
-    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., slots: _Optional[bytes] = ...) -> None: ...
+    arena_id: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., slots: _Optional[bytes] = ..., arena_id: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_id", "ttl_s")
@@ -518,18 +520,20 @@ class BulkReadRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., sections: _Optional[_Iterable[int]] = ..., locate: _Optional[bool] = ...) -> None: ...
 
 class BulkReadReply(_message.Message):
-    __slots__ = ("outcomes", "tiers", "section_bytes", "checksums", "slots")
+    __slots__ = ("outcomes", "tiers", "section_bytes", "checksums", "slots", "arena_id")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     SECTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
     tiers: bytes
     section_bytes: _containers.RepeatedScalarFieldContainer[int]
     checksums: bytes
     slots: bytes
-    def __init__(self, outcomes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ..., section_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., slots: _Optional[bytes] = ...) -> None: ...
+    arena_id: bytes
+    def __init__(self, outcomes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ..., section_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., arena_id: _Optional[bytes] = ...) -> None: ...
 
 class BulkPutRequest(_message.Message):
     __slots__ = ("namespace_id", "durability", "keys", "parents", "section_bytes", "checksums", "staging_offset")

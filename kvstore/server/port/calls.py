@@ -5,18 +5,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from kvstore.block import BlockPut, Outcome
+from kvstore.block import Outcome
 from kvstore.errors import InvalidRequest, MessageTooLarge
 from kvstore.server import messages
 from kvstore.server.port.frames import METHODS
 from kvstore.server.port.peer import NO_BYTES, Peer
 from kvstore.server.service import Service, parse, parse_durability, parse_keys
-from kvstore.server.wire import CHECKSUM_BYTES
 from kvstore.store import Engine
 from kvstore.store.core import NOT_IN_DRAM
-from kvstore.store.types import BlockFrames
+from kvstore.store.types import BlockFrames, PackedBlocks
 from kvstore.v1 import kvstore_pb2 as pb
 
 AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
@@ -52,7 +49,7 @@ class Calls:
     """Answers by method name; errors are those of `kvstore.errors`."""
 
     def __init__(self, service: Service, engine: Engine, frame_bytes_max: int) -> None:
-        self._engine = engine
+        self._engine, self._service = engine, service
         self._frame_bytes_max = frame_bytes_max
         own = {"BulkRead": self._read, "BulkPut": self._put}
         known = service.unary()
@@ -92,8 +89,7 @@ class Calls:
         if sent:
             reply.section_bytes.extend(map(len, sent[0].sections))
         if message.locate and shares:
-            places = self._engine.locate(message.lease_id, keys)
-            reply.slots = places.astype("<u8", copy=False).tobytes()
+            places = self._service.locate(reply, message.lease_id, keys)
             in_dram = (places[:, 0] != NOT_IN_DRAM).tolist()
             sent = [
                 block
@@ -118,9 +114,9 @@ class Calls:
             raise InvalidRequest(f"{len(keys)} keys with {len(parents)} parents")
         sizes = list(message.section_bytes)
         payload = _payload(message, request, len(keys) * sum(sizes))
-        blocks = _split(keys, parents, sizes, payload, message.checksums)
+        blocks = PackedBlocks(keys, parents, payload, sizes, message.checksums)
         durability = parse_durability(message.durability)
-        outcomes = await self._engine.put(message.namespace_id, blocks, durability)
+        outcomes = await self._engine.put_packed(message.namespace_id, blocks, durability)
         packed = messages.pack_put_outcomes(outcomes)
         return Reply(pb.PutReply(outcomes=packed).SerializeToString())
 
@@ -142,30 +138,3 @@ def _payload(message: Any, request: Request, size: int) -> memoryview:
             f"{size} B from {at} on leave the staging area of {len(area)} B, or came with a body"
         )
     return area[at : at + size]
-
-
-def _split(
-    keys: Sequence[bytes],
-    parents: Sequence[bytes],
-    sizes: Sequence[int],
-    payload: memoryview,
-    packed: bytes,
-) -> list[BlockPut]:
-    per_block = CHECKSUM_BYTES * len(sizes)
-    if packed and len(packed) != per_block * len(keys):
-        raise InvalidRequest(
-            f"{len(keys)} blocks of {len(sizes)} sections need {per_block * len(keys)} B of "
-            f"checksums, not {len(packed)}"
-        )
-    ends = np.cumsum(sizes).tolist()
-    starts = [0, *ends[:-1]]
-    block_bytes = ends[-1] if ends else 0
-    blocks = []
-    for i, (key, parent) in enumerate(zip(keys, parents, strict=True)):
-        block = payload[i * block_bytes : (i + 1) * block_bytes]
-        own = packed[i * per_block : (i + 1) * per_block]
-        step = CHECKSUM_BYTES
-        checksums = [own[at : at + step] for at in range(0, len(own), step)]
-        sections = [block[a:b] for a, b in zip(starts, ends, strict=True)]
-        blocks.append(BlockPut(key, parent, sections, checksums or None))
-    return blocks

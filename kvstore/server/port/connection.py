@@ -15,7 +15,6 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import (
@@ -314,7 +313,7 @@ class Connection:
             raise Overloaded("too many bytes of puts are on their way; try again later")
         body: memoryview | None = None
         try:
-            body = np.empty(head.body_bytes, np.uint8).data
+            body = sockets.room_for(head.body_bytes)
             body[: len(first)] = first
             await self._receive_body(body, len(first))
             request = Request(message, self._peer or Peer(), body)
