@@ -1,6 +1,8 @@
 """What the log held at open becomes the index, at once and column by column."""
 
+import ctypes
 import logging
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,24 +11,30 @@ import numpy.typing as npt
 from kvstore.block import Tier
 from kvstore.errors import InvalidRequest
 from kvstore.index import BlockIndex, BulkRows
-from kvstore.namespace import Namespace, namespace_id
+from kvstore.namespace import DIGEST_BYTES, Namespace, namespace_id
 from kvstore.store.core import Core
 from kvstore.tiers.base import PAGE_BYTES, Location, NamespaceRow, Recovered
 from kvstore.tiers.frame import Kind
 
 _log = logging.getLogger(__name__)
+_LEVEL_ROWS_MIN = 32
+"""Rows per depth from which on NumPy, a depth at a time, is the faster way."""
 
 
 def load(core: Core, recovered: Recovered, secret: bytes) -> None:
     """Fill an empty core. What can't be a block of its namespace or contradicts its chain is taken
-    out of the log, counted as corrupt and logged."""
+    out of the log, counted as corrupt and logged.
+
+    Rows come in the order of the log, which is that of writing, so that a chain's rows and keys lie
+    close together in memory: looking one up is several times faster then.
+    """
     number = _load_namespaces(core, recovered.namespaces, secret)
     good = _well_formed(core, recovered, number)
-    chosen = np.flatnonzero(good)
-    everything = len(chosen) == len(good)
-    keys = recovered.keys if everything else [recovered.keys[i] for i in chosen.tolist()]
+    order = np.lexsort((recovered.offset, recovered.segment))
+    chosen = order[good[order]]
+    packed = np.frombuffer(b"".join(recovered.keys), f"V{DIGEST_BYTES}")
     rows = BulkRows(
-        keys=keys,
+        keys=packed[chosen].tolist(),
         parents=recovered.parents[chosen].tolist(),
         namespace=number[recovered.namespace_no[chosen]],
         depth=recovered.depth[chosen],
@@ -36,8 +44,7 @@ def load(core: Core, recovered: Recovered, secret: bytes) -> None:
         created_wall_s=recovered.created_wall_s[chosen],
     )
     contradicting = core.index.load(rows, Tier.SSD)
-    order = coldest_first(core.index)
-    core.residency.ssd_policy.load(order)
+    core.residency.ssd_policy.load(coldest_first(core.index))
     _discard(core, recovered, np.flatnonzero(~good))
     _discard(core, recovered, chosen[contradicting])
 
@@ -92,16 +99,42 @@ def _discard(core: Core, recovered: Recovered, entries: npt.NDArray[Any]) -> Non
         _log.warning("quarantined block %s: its index entry contradicts its chain", key.hex())
 
 
+def return_memory() -> None:
+    """Give what loading took for a moment back to the system; malloc alone would keep it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def coldest_first(index: BlockIndex) -> npt.NDArray[np.int64]:
     """READY rows in an order for a policy: by the time of birth of the youngest block below them,
     so that a parent is never colder than a child; equal ones, the deeper first."""
     rows = np.flatnonzero(index.view("tiers"))
-    born: list[float] = index.created_wall_s.tolist()
     depth = index.view("depth")[rows].astype(np.int64)
-    parent = index.parent
-    for row in rows[np.argsort(-depth, kind="stable")].tolist():
-        above = parent[row]
-        if above >= 0 and born[row] > born[above]:
-            born[above] = born[row]
-    order = np.lexsort((-depth, np.array(born)[rows]))
-    return rows[order]
+    deepest_first = np.argsort(-depth, kind="stable")
+    born = _youngest_below(index, rows[deepest_first], depth[deepest_first])
+    return rows[np.lexsort((-depth, born[rows]))]
+
+
+def _youngest_below(
+    index: BlockIndex, rows: npt.NDArray[np.int64], depth: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """By row number, the latest time of birth in the subtree; `rows` come deepest first."""
+    born = index.view("created_wall_s").copy()
+    above = index.view("parent")[rows].astype(np.int64)
+    rows, depth, above = rows[above >= 0], depth[above >= 0], above[above >= 0]
+    starts = np.flatnonzero(np.diff(depth, prepend=-1))
+    if not len(rows) or len(rows) < _LEVEL_ROWS_MIN * len(starts):
+        return _youngest_below_by_row(born, rows, above)
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        np.maximum.at(born, above[start:stop], born[rows[start:stop]])
+    return born
+
+
+def _youngest_below_by_row(
+    born: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], above: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    times: list[float] = born.tolist()
+    for row, parent in zip(rows.tolist(), above.tolist(), strict=True):
+        if times[row] > times[parent]:
+            times[parent] = times[row]
+    return np.array(times)

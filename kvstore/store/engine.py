@@ -75,6 +75,9 @@ class Engine:
         self._reads = Reads(self._driver, self._loads)
         self._puts = Puts(self._driver, self._dram)
         self._driver.pump()
+        if log is not None:
+            # later, when nobody holds what was recovered any more
+            self._driver.loop.call_soon(boot.return_memory)
 
     @classmethod
     async def open(
@@ -228,6 +231,14 @@ class Engine:
         """
         self._driver.enter()
         return await self._reads.read(lease_id, keys, sections, verify)
+
+    def read_at_once(
+        self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[BlockFrames] | None:
+        """`read` without `verify`, for a few blocks that DRAM holds all of; None where one would
+        have to be waited for. It takes some 10 µs per block of the core's time."""
+        self._driver.enter()
+        return self._reads.read_at_once(lease_id, keys, sections)
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes) -> None:
         """A client got bytes that do not match their checksum: count it, and look here too."""

@@ -15,8 +15,9 @@ from kvstore.errors import (
     ReservationExpired,
     UnknownNamespace,
 )
-from kvstore.index import GHOST
+from kvstore.index import GHOST, ROOT, BlockIndex
 from kvstore.namespace import Layout, SectionSpec
+from kvstore.store import boot
 from kvstore.testing.blocks import TINY_LAYOUT, chain, tiny_namespace
 
 STORED, PRESENT, PENDING = PutOutcome.STORED, PutOutcome.PRESENT, PutOutcome.PENDING
@@ -734,6 +735,33 @@ def test_a_restart_keeps_the_cache_and_its_order():
     first = [key for blocks in chains[1:] for key in keys_of(blocks[::-1])]
     cold_tail = keys_of(chains[0][:2:-1])
     assert order == cold_tail + first + keys_of(late) + keys_of(chains[0][2::-1])
+
+
+def test_a_parent_is_never_colder_than_its_child_at_boot(monkeypatch, seed):
+    random = Random(seed)
+    index = BlockIndex()
+    rows = []
+    for n in range(3000):
+        parent = random.choice(rows[-40:]) if rows and random.random() < 0.95 else ROOT
+        depth = 0 if parent == ROOT else index.depth[parent] + 1
+        row = index.insert(n.to_bytes(32, "big"), 0, parent, depth, random.random())
+        index.make_ready(row)
+        index.tiers[row] = Tier.SSD
+        rows.append(row)
+    orders = []
+    for least in (0, 1 << 40):
+        monkeypatch.setattr(boot, "_LEVEL_ROWS_MIN", least)
+        orders.append(boot.coldest_first(index).tolist())
+    assert orders[0] == orders[1]
+    turn = {row: at for at, row in enumerate(orders[0])}
+    assert sorted(turn) == rows
+    youngest = {row: index.created_wall_s[row] for row in rows}
+    for row in reversed(rows):
+        if index.parent[row] != ROOT:
+            assert turn[row] < turn[index.parent[row]]
+            youngest[index.parent[row]] = max(youngest[index.parent[row]], youngest[row])
+    times = [youngest[row] for row in orders[0]]
+    assert times == sorted(times)
 
 
 def test_power_loss_keeps_what_was_made_durable():
