@@ -230,7 +230,8 @@ class Residency:
             chain = np.asarray(rows, np.int64)
             if (self.index.view("parent")[chain[1:]] == chain[:-1]).all():
                 self.dram_policy.touch(rows)
-                self.ssd_policy.touch(rows)
+                if self.ssd is not None:
+                    self.ssd_policy.touch(rows)
                 return
         seen: set[int] = set()
         order: list[int] = []

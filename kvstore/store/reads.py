@@ -47,6 +47,27 @@ class Reads:
             self._driver.unpin(pinned)
             self._driver.pump()
 
+    def read_at_once(
+        self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None
+    ) -> list[BlockFrames] | None:
+        """See `Engine.read_at_once`."""
+        core = self._driver.core
+        number, rows = core.rows_to_read(lease_id, keys, self._driver.now_s())
+        tiers = core.index.tiers
+        if not all(row is None or tiers[row] & Tier.DRAM for row in rows):
+            return None
+        layout = core.namespaces.layout(number)
+        wanted = self._wanted(layout, sections)
+        self._check_size(layout, wanted, len(keys))
+        blocks = []
+        for key, row in zip(keys, rows, strict=True):
+            frame, checked = None, None
+            if row is not None:
+                frame = self._loads.in_slot(core.residency.slot_of(row))
+                checked = check_frame(frame.view, key, layout.section_bytes, wanted, False)
+            blocks.append(self._result(key, row, frame, checked))
+        return blocks
+
     def _wanted(self, layout: Layout, sections: Sequence[int] | None) -> list[int]:
         most = len(layout.sections)
         wanted = list(range(most)) if sections is None else list(sections)

@@ -18,6 +18,8 @@ from kvstore.v1 import kvstore_pb2 as pb
 
 AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
 """Calls that the engine answers without waiting for anything."""
+READ_AT_ONCE_BLOCKS = 32
+"""More are not looked at on the event loop's own time."""
 
 
 def _nothing() -> None:
@@ -66,19 +68,36 @@ class Calls:
 
         return answer
 
+    def read_at_once(self, request: Request) -> Reply | None:
+        """A read that DRAM can serve; None where it has to be waited for."""
+        message = parse(pb.BulkReadRequest, request.message)
+        keys = parse_keys(message.keys)
+        if len(keys) > READ_AT_ONCE_BLOCKS:
+            return None
+        sections = list(message.sections) or None
+        blocks = self._engine.read_at_once(message.lease_id, keys, sections)
+        if blocks is None:
+            return None
+        return self._read_reply(message, keys, blocks, request.peer.shares)
+
     async def _read(self, request: Request) -> Reply:
         message = parse(pb.BulkReadRequest, request.message)
         keys = parse_keys(message.keys)
         sections = list(message.sections) or None
         # the reader verifies what arrives, which covers the way from DRAM too
         blocks = await self._engine.read(message.lease_id, keys, sections, verify=False)
+        return self._read_reply(message, keys, blocks, request.peer.shares)
+
+    def _read_reply(
+        self, message: Any, keys: Sequence[bytes], blocks: Sequence[BlockFrames], shares: bool
+    ) -> Reply:
         try:
-            return self._read_reply(message, keys, blocks, request.peer.shares)
+            return self._compose(message, keys, blocks, shares)
         except BaseException:
             _done(blocks)
             raise
 
-    def _read_reply(
+    def _compose(
         self, message: Any, keys: Sequence[bytes], blocks: Sequence[BlockFrames], shares: bool
     ) -> Reply:
         reply = pb.BulkReadReply(

@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from kvstore.server.port.port import DataPort
 
 INBOX_BYTES = 256 << 10
-AT_ONCE_BODY_BYTES = 64 << 10
-"""A body of at most this is sent from the event loop; more goes to a worker."""
+AT_ONCE_BODY_BYTES = 1 << 20
+"""An answer of at most this is sent from the event loop; more goes to a worker."""
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -264,26 +264,42 @@ class Connection:
 
     def _dispatch(self, head: Head, message: bytes) -> None:
         """Answer at once what can be, and let a task do the rest."""
-        name = METHODS[head.method]
-        if name not in AT_ONCE:
-            self._begin(self._call(head, message, b""))
-            return
-        started_s = time.perf_counter()
-        assert self._peer is not None
-        answer = self._port.calls.by_name[name](Request(message, self._peer))
+        name, started_s = METHODS[head.method], time.perf_counter()
+        release = _nothing
         try:
-            reply = _finished(answer)
+            reply = self._answer_at_once(name, message)
+            if reply is None:
+                self._begin(self._call(head, message, b""))
+                return
+            release = reply.release
             parts, result = self._reply_parts(head, reply), "ok"
         except Exception as e:
             parts, result = self._error_parts(head, name, e), type(e).__name__
         self._port.observe(name, result, started_s)
         try:
-            left = sockets.send_now(self._sock, parts)
+            if sum(map(len, parts)) <= AT_ONCE_BODY_BYTES:
+                parts = sockets.send_now(self._sock, parts)
         except OSError:
+            release()
             self._ended()
             return
-        if left:
-            self._begin(self._send(left))
+        if parts:
+            self._begin(self._send_rest(parts, release))
+        else:
+            release()
+
+    def _answer_at_once(self, name: str, message: bytes) -> Reply | None:
+        assert self._peer is not None
+        request = Request(message, self._peer)
+        if name in AT_ONCE:
+            return _finished(self._port.calls.by_name[name](request))
+        return self._port.calls.read_at_once(request) if name == "BulkRead" else None
+
+    async def _send_rest(self, parts: Parts, release: Callable[[], None]) -> None:
+        try:
+            await self._send(parts)
+        finally:
+            release()
 
     async def _call(self, head: Head, message: bytes, first: bytes) -> None:
         """Receive the body, answer, send."""
