@@ -31,6 +31,7 @@ from kvstore.store.reads import Reads
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
+    Gathered,
     LeaseGrant,
     PackedBlocks,
     ReservationGrant,
@@ -232,13 +233,13 @@ class Engine:
         self._driver.enter()
         return await self._reads.read(lease_id, keys, sections, verify)
 
-    def read_at_once(
+    def gather(
         self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None = None
-    ) -> list[BlockFrames] | None:
-        """`read` without `verify`, for a few blocks that DRAM holds all of; None where one would
-        have to be waited for. It takes some 10 µs per block of the core's time."""
+    ) -> Gathered | None:
+        """`read` without `verify` and without waiting, of blocks that DRAM holds all of; None where
+        that is not so. It takes some microseconds per block of the core's time."""
         self._driver.enter()
-        return self._reads.read_at_once(lease_id, keys, sections)
+        return self._reads.gather(lease_id, keys, sections)
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes) -> None:
         """A client got bytes that do not match their checksum: count it, and look here too."""

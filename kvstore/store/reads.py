@@ -12,8 +12,8 @@ from kvstore.migration.workers import Lane, check_frame
 from kvstore.namespace import Layout
 from kvstore.store.driver import Driver
 from kvstore.store.loads import Frame, Loads, Waiter
-from kvstore.store.types import BlockFrames
-from kvstore.tiers.frame import FrameError, Section
+from kvstore.store.types import BlockFrames, Gathered
+from kvstore.tiers.frame import FrameError, Section, peek_checksums, runs_of
 
 Checked = tuple[Section, ...] | FrameError
 
@@ -47,26 +47,46 @@ class Reads:
             self._driver.unpin(pinned)
             self._driver.pump()
 
-    def read_at_once(
+    def gather(
         self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None
-    ) -> list[BlockFrames] | None:
-        """See `Engine.read_at_once`."""
+    ) -> Gathered | None:
+        """See `Engine.gather`."""
         core = self._driver.core
         number, rows = core.rows_to_read(lease_id, keys, self._driver.now_s())
-        tiers = core.index.tiers
-        if not all(row is None or tiers[row] & Tier.DRAM for row in rows):
+        index, r = core.index, core.residency
+        if not all(row is None or index.tiers[row] & Tier.DRAM for row in rows):
             return None
         layout = core.namespaces.layout(number)
         wanted = self._wanted(layout, sections)
         self._check_size(layout, wanted, len(keys))
-        blocks = []
+        runs, body, checksums, pages = runs_of(layout.section_bytes, wanted), [], [], []
         for key, row in zip(keys, rows, strict=True):
-            frame, checked = None, None
-            if row is not None:
-                frame = self._loads.in_slot(core.residency.slot_of(row))
-                checked = check_frame(frame.view, key, layout.section_bytes, wanted, False)
-            blocks.append(self._result(key, row, frame, checked))
-        return blocks
+            if row is None:
+                continue
+            view = r.dram.view(r.slot_of(row))
+            found = peek_checksums(view, key, layout.section_bytes)
+            if found is None:
+                return None  # the long way knows what to do about it
+            pages.append(index.slot[row])
+            checksums += [found[i] for i in wanted]
+            body += [view[first:end] for first, end in runs]
+        r.use_all(pages)
+        core.metrics.add("read_dram_blocks", len(pages))
+        core.metrics.add("read_miss_blocks", len(keys) - len(pages))
+        core.metrics.add("read_payload_bytes", sum(map(len, body)))
+        outcomes = [Outcome.MISS if row is None else Outcome.HIT for row in rows]
+        return Gathered(
+            outcomes,
+            [layout.section_bytes[i] for i in wanted],
+            b"".join(checksums),
+            body,
+            partial(self._end_use, pages),
+        )
+
+    def _end_use(self, pages: list[int]) -> None:
+        self._driver.core.residency.end_use_all(pages)
+        pages.clear()
+        self._driver.pump()
 
     def _wanted(self, layout: Layout, sections: Sequence[int] | None) -> list[int]:
         most = len(layout.sections)

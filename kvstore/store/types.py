@@ -58,6 +58,23 @@ class BlockFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """Blocks on their way out of the arena, to be sent one behind the other.
+
+    `outcomes`: per key, HIT or MISS. `section_bytes`: of every block, as far as asked for.
+    `checksums`: of the hits' sections, packed. `body`: their bytes, in as few pieces as they lie
+    in. `release` MUST be called when the bytes are used up; on the event loop's thread; a second
+    call does nothing.
+    """
+
+    outcomes: list[Outcome]
+    section_bytes: list[int]
+    checksums: bytes
+    body: list[memoryview]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBlocks:
     """Blocks on their way in whose sections lie one behind the other, block by block, in one
     buffer, as they come from a stream or a staging area.

@@ -276,6 +276,33 @@ def verify_frame(
     return check_sections(header, view)
 
 
+def peek_checksums(
+    frame: memoryview, key: bytes, section_bytes: tuple[int, ...]
+) -> tuple[bytes, ...] | None:
+    """The checksums of `key`'s sections, from a header that is whole and says that the frame is
+    the key's and has sections of these sizes; None where it does not. A quick `decode_header`."""
+    head = bytes(frame[: header_bytes(len(section_bytes))])
+    if xxhash.xxh3_128_digest(head[:-CHECKSUM_BYTES]) != head[-CHECKSUM_BYTES:]:
+        return None
+    flat = _table(len(section_bytes)).unpack_from(head, _FIXED.size)
+    if head[KEY_OFFSET : KEY_OFFSET + len(key)] != key or flat[1::3] != section_bytes:
+        return None
+    checksums: tuple[bytes, ...] = flat[2::3]
+    return checksums
+
+
+def runs_of(section_bytes: Sequence[int], wanted: Sequence[int]) -> list[tuple[int, int]]:
+    """Where in a frame the sections asked for start and end, those that touch in one piece."""
+    offsets = _offsets(tuple(section_bytes))
+    runs: list[tuple[int, int]] = []
+    for i in wanted:
+        first = offsets[i]
+        if runs and runs[-1][1] == first:
+            first, _ = runs.pop()
+        runs.append((first, offsets[i] + section_bytes[i]))
+    return runs
+
+
 def checksum_offset(index: int) -> int:
     """Where the checksum of one section lies, in bytes from the frame's start."""
     return _FIXED.size + index * _SECTION.size + _SECTION.size - CHECKSUM_BYTES

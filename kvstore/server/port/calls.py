@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.block import Outcome
+from kvstore.block import Outcome, Tier
 from kvstore.errors import InvalidRequest, MessageTooLarge
 from kvstore.server import messages
 from kvstore.server.port.frames import METHODS
@@ -13,7 +13,7 @@ from kvstore.server.port.peer import NO_BYTES, Peer
 from kvstore.server.service import Service, parse, parse_durability, parse_keys
 from kvstore.store import Engine
 from kvstore.store.core import NOT_IN_DRAM
-from kvstore.store.types import BlockFrames, PackedBlocks
+from kvstore.store.types import BlockFrames, Gathered, PackedBlocks
 from kvstore.v1 import kvstore_pb2 as pb
 
 AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
@@ -74,11 +74,30 @@ class Calls:
         keys = parse_keys(message.keys)
         if len(keys) > READ_AT_ONCE_BLOCKS:
             return None
-        sections = list(message.sections) or None
-        blocks = self._engine.read_at_once(message.lease_id, keys, sections)
-        if blocks is None:
+        gathered = self._engine.gather(message.lease_id, keys, list(message.sections) or None)
+        if gathered is None:
             return None
-        return self._read_reply(message, keys, blocks, request.peer.shares)
+        try:
+            return self._gathered_reply(message, keys, gathered, request.peer.shares)
+        except BaseException:
+            gathered.release()
+            raise
+
+    def _gathered_reply(
+        self, message: Any, keys: Sequence[bytes], gathered: Gathered, shares: bool
+    ) -> Reply:
+        outcomes = bytes([outcome.value for outcome in gathered.outcomes])
+        hits = outcomes.count(Outcome.HIT.value)
+        reply = pb.BulkReadReply(
+            outcomes=outcomes, tiers=bytes((Tier.DRAM,)) * len(keys), checksums=gathered.checksums
+        )
+        reply.section_bytes.extend(gathered.section_bytes)
+        body = gathered.body
+        if message.locate and shares:
+            self._service.locate(reply, message.lease_id, keys)
+            reply.checksums, body = b"", []
+        self._check_body(hits, body)
+        return Reply(reply.SerializeToString(), body, gathered.release)
 
     async def _read(self, request: Request) -> Reply:
         message = parse(pb.BulkReadRequest, request.message)
@@ -116,14 +135,17 @@ class Calls:
                 if block.outcome is Outcome.HIT and not there
             ]
         body = [section for block in sent for section in block.sections]
+        self._check_body(len(sent), body)
+        reply.checksums = b"".join([c for block in sent for c in block.checksums])
+        return Reply(reply.SerializeToString(), body, lambda: _done(blocks))
+
+    def _check_body(self, blocks: int, body: Sequence[memoryview]) -> None:
         size = sum(map(len, body))
         if size > self._frame_bytes_max:
             raise MessageTooLarge(
-                f"{len(keys)} blocks have {size} B, and one frame carries {self._frame_bytes_max} "
-                "B (server.data_port.frame_bytes_max); ask for fewer at a time"
+                f"{blocks} blocks have {size} B, and one frame carries {self._frame_bytes_max} B "
+                "(server.data_port.frame_bytes_max); ask for fewer at a time"
             )
-        reply.checksums = b"".join([c for block in sent for c in block.checksums])
-        return Reply(reply.SerializeToString(), body, lambda: _done(blocks))
 
     async def _put(self, request: Request) -> Reply:
         message = parse(pb.BulkPutRequest, request.message)

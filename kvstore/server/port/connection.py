@@ -48,6 +48,8 @@ class Connection:
 
     def __init__(self, port: "DataPort", sock: socket.socket) -> None:
         self._port, self._sock = port, sock
+        # by number: asyncio makes a text of a socket that it does not know yet, at every turn
+        self._fd = sock.fileno()
         self._loop = port.loop
         self._peer: Peer | None = None
         self._inbox = bytearray(INBOX_BYTES)
@@ -55,7 +57,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.due_s = self._loop.time() + port.config.handshake_s_max
-        self._loop.add_reader(sock, self._readable)
+        self._loop.add_reader(self._fd, self._readable)
 
     @property
     def busy(self) -> bool:
@@ -67,7 +69,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         if self._task is None:
             self._sock.close()
         else:
@@ -232,7 +234,7 @@ class Connection:
     # calls
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         self.due_s = math.inf
         self._task = self._loop.create_task(self._run(work))
 
@@ -252,7 +254,7 @@ class Connection:
                 self._sock.close()
         if not self._closed:
             self._progress(self._port.config.stall_s_max if self._have else self._idle_s)
-            self._loop.add_reader(self._sock, self._readable)
+            self._loop.add_reader(self._fd, self._readable)
             if self._port.draining:
                 self.close()
             else:
@@ -400,12 +402,12 @@ class Connection:
             if not ready.done():
                 ready.set_result(None)
 
-        add(self._sock, wake)
+        add(self._fd, wake)
         try:
             while not ready.done() and not self._closed:
                 await asyncio.wait((ready,), timeout=1.0)
         finally:
-            remove(self._sock)
+            remove(self._fd)
         if self._closed:
             raise EOFError
 
