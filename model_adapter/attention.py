@@ -46,17 +46,28 @@ class Attention:
         q_latent = self._normed(self._linear(x, "wq_a"), "q_norm")
         q = self._linear(q_latent, "wq_b").unflatten(1, (c.heads, c.head_dim))
         rotate_(q, rotation.unsqueeze(1))
-        kv = rotate_(self._normed(self._linear(x, "wkv"), "kv_norm"), rotation)
-        fresh = records.pack(records.WINDOW, kv)
+        fresh = self.window_records(x, rotation)
         if self.compressor is not None and work.write_global:
             self.compressor.append(x, work)
         if self._indexer is not None:
             self._indexer.select(q_latent, x, work)
+        out = self._attend_rows(q, fresh, work)
+        rotate_(out, rotation.conj().unsqueeze(1))
+        return self._project(out)
+
+    def window_records(self, x: torch.Tensor, rotation: torch.Tensor) -> records.Records:
+        """Window KV of inputs [T, H] at the rotation's positions, packed [T, row bytes]."""
+        kv = rotate_(self._normed(self._linear(x, "wkv"), "kv_norm"), rotation)
+        return records.pack(records.WINDOW, kv)
+
+    def _attend_rows(
+        self, q: torch.Tensor, fresh: records.Records, work: ForwardPass
+    ) -> torch.Tensor:
+        """q [T, heads, D] over what it sees; `fresh`: the window records of the same rows."""
         out = torch.empty_like(q)
         for i, span in enumerate(work.spans):
             self._attend_span(q[span.rows], fresh[span.rows], work, i, out[span.rows])
-        rotate_(out, rotation.conj().unsqueeze(1))
-        return self._project(out)
+        return out
 
     def _project(self, out: torch.Tensor) -> torch.Tensor:
         """Heads [T, heads, D] through wo_a, each group by its own slice, and wo_b."""
@@ -93,11 +104,17 @@ class Attention:
             low = max(span.start + rows.start - self._config.window + 1 - first_key, 0)
             high = span.start + rows.stop - first_key
             out[rows] = self._attend(
-                q[rows].float() * self._scale,
+                q[rows],
                 keys[low:high],
-                span.start + rows.start - first_key - low,
+                self._hidden(rows.stop - rows.start, high - low),
                 None if entries is None else self._gather(span, entries[rows]),
             )
+
+    def _hidden(self, queries: int, keys: int) -> torch.Tensor:
+        """bool [queries, keys]: the window keys that a query does not see. The last query stands at
+        the last key."""
+        age = torch.arange(keys - queries, keys).unsqueeze(1) - torch.arange(keys)
+        return (age < 0) | (age >= self._config.window)
 
     def _gather(self, span: Span, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Selected rows unpacked, float32 [Q, k, D], and bool [Q, k]: which are none."""
@@ -111,16 +128,16 @@ class Attention:
         self,
         q: torch.Tensor,
         keys: torch.Tensor,
-        offset: int,
+        hidden: torch.Tensor | None,
         selected: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """Scaled q [Q, heads, D] over window keys [K, D], the first query standing at key `offset`,
-        and the selected entries; float32 throughout."""
+        """q [Q, heads, D] over window keys [K, D], but for the `hidden` ones [Q, K], and the
+        selected entries; float32 throughout."""
         count, heads = q.shape[:2]
-        age = torch.arange(offset, offset + count).unsqueeze(1) - torch.arange(len(keys))
-        hidden = (age < 0) | (age >= self._config.window)
+        q = q.float() * self._scale
         scores = (q.flatten(0, 1) @ keys.T).unflatten(0, (count, heads))
-        scores.masked_fill_(hidden.unsqueeze(1), -math.inf)
+        if hidden is not None:
+            scores.masked_fill_(hidden.unsqueeze(1), -math.inf)
         sink = self._weights.vector(f"{self._prefix}.attn_sink")
         parts = [sink.view(1, heads, 1).expand(count, heads, 1), scores]
         if selected is not None:

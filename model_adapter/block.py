@@ -13,17 +13,22 @@ from model_adapter.weights import Weights
 
 
 class Block:
-    """A backbone layer, or one of DSpark's with `engram` None."""
+    """A backbone layer, or one of DSpark's with `engram` None and an `attention` of its own."""
 
     def __init__(
-        self, config: ModelConfig, spec: LayerSpec, weights: Weights, engram: Engram | None
+        self,
+        config: ModelConfig,
+        spec: LayerSpec,
+        weights: Weights,
+        engram: Engram | None,
+        attention: Attention | None = None,
     ) -> None:
         self.spec = spec
         self._prefix = spec.prefix
         self._eps = config.norm_eps
         self._weights = weights
         self.engram = engram
-        self._attention = Attention(config, spec, weights)
+        self._attention = attention or Attention(config, spec, weights)
         self._moe = MoE(config, spec, weights)
         self._attention_site, self._ffn_site = (
             StreamSite(

@@ -144,6 +144,7 @@ class Model:
         chunk_tokens: int = CHUNK_TOKENS_DEFAULT,
         image_embeddings: torch.Tensor | None = None,
         on_chunk: OnChunk | None = None,
+        observer: Observer | None = None,
     ) -> torch.Tensor:
         """Run a prompt whose first `hit_tokens` positions' global rows were loaded into the cache.
 
@@ -155,7 +156,7 @@ class Model:
         Raises `InputError` where the hit is no longer than the window, not a multiple of the
         compression ratios, longer than what was loaded, or leaves no token to compute.
         """
-        options = RunOptions(chunk_tokens, image_embeddings, on_chunk, None)
+        options = RunOptions(chunk_tokens, image_embeddings, on_chunk, observer)
         ids = self._checked(token_ids, 0)
         plan = plan_resume(mode, hit_tokens, len(ids), self.config.window)
         self._check_images(ids[plan.start :], image_embeddings)
@@ -192,6 +193,21 @@ class Model:
             self.config, spans, self._plain, self._compressed, observer, write_global
         )
 
+    def checked_ids(
+        self,
+        cache: SequenceCache,
+        token_ids: TokenIds,
+        image_embeddings: torch.Tensor | None = None,
+    ) -> npt.NDArray[np.int32]:
+        """`token_ids` as they may go in behind what the cache holds; else `InputError`."""
+        ids = self._checked(token_ids, cache.length)
+        self._check_images(ids, image_embeddings)
+        if cache.loaded_tokens > cache.length:
+            raise InputError(
+                f"{cache.loaded_tokens} tokens were loaded into this cache; use resume"
+            )
+        return ids
+
     def embed(
         self, token_ids: npt.NDArray[np.integer], image_embeddings: torch.Tensor | None = None
     ) -> State:
@@ -214,13 +230,8 @@ class Model:
         self, cache: SequenceCache, token_ids: TokenIds, mode: Mode, options: RunOptions
     ) -> torch.Tensor:
         """Collapsed streams [T', H] of the positions that went through the decoder."""
-        ids = self._checked(token_ids, cache.length)
-        self._check_images(ids, options.image_embeddings)
+        ids = self.checked_ids(cache, token_ids, options.image_embeddings)
         plan = plan_continue(mode, cache.length, len(ids), self.config.window)
-        if cache.loaded_tokens > cache.length:
-            raise InputError(
-                f"{cache.loaded_tokens} tokens were loaded into this cache; use resume"
-            )
         with cache.changing():
             if len(ids) > 1:
                 cache.reserve(plan.stop)
