@@ -4,6 +4,7 @@ A block that two readers want is read once. It is read straight into a slot of t
 nothing can leave DRAM, into a bounce buffer that the driver provides; then it stays on SSD alone.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvstore.block import Tier
@@ -96,6 +97,13 @@ class Promotion:
             r.metrics.add("promoted_blocks")
         else:
             r.free_slot(slot)
+
+    def arrived(self, loads: Iterable[Load]) -> None:
+        """Loads that finished together: their rows are used in the order of their chains. Those
+        above them were, when the reader got its lease."""
+        depth = self._residency.index.depth
+        rows = sorted((load.row for load in loads if load.slot is not None), key=depth.__getitem__)
+        self._residency.dram_policy.touch(rows)
 
     def _end_read(self, segment: int) -> None:
         left = self._reads_by_segment[segment] - 1

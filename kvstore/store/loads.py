@@ -164,6 +164,7 @@ class Loads:
             results, seconds = [Loaded(load, memoryview(b""), e) for load in loads], 0.0
         for loaded in results:
             self._deliver(loaded)
+        driver.core.promotion.arrived(loads)
         if seconds:
             driver.observe(Tier.SSD, sum(load.length for load in loads), seconds)
         driver.pump()
