@@ -14,7 +14,7 @@ venv: $(VENV)/.done ## .venv with pinned versions (PIP_FLAGS goes to pip)
 $(VENV)/.done: constraints.txt pyproject.toml setup.py $(wildcard kernels/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt setuptools torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[model,dev]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[model,serve,dev]'
 	touch $@
 
 demo: venv ## Agent sessions over the store: without, empty, warm after a restart

@@ -8,13 +8,14 @@ from model_adapter.commands.check_golden import check_golden
 from model_adapter.commands.estimate import estimate
 from model_adapter.commands.generate import generate
 from model_adapter.commands.make_checkpoint import make_checkpoint
+from model_adapter.commands.serve import serve
 
 app = typer.Typer(
     help="DeepSeek-V4.1-Flash on its own caches, kept in a kvstore.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (generate, make_checkpoint, check_golden, estimate):
+for command in (generate, serve, make_checkpoint, check_golden, estimate):
     app.command()(command)
 
 

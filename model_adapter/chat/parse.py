@@ -60,11 +60,13 @@ class Answer:
 class AnswerParser:
     """Reads an answer piece by piece; pieces may end anywhere.
 
-    `thinking`: the prompt ended in `<think>`, so the answer begins with reasoning.
+    `thinking`: the prompt ended in `<think>`, so the answer begins with reasoning. `tools`: calls
+    are read; without, their block is content like any other text.
     """
 
-    def __init__(self, *, thinking: bool) -> None:
+    def __init__(self, *, thinking: bool, tools: bool = True) -> None:
         self._held = ""
+        self._content_marks = (GAP + CALLS_OPEN, CALLS_OPEN, EOS) if tools else (EOS,)
         self._read: Callable[[Delta], bool] = self._reasoning if thinking else self._content
         self._calls_scanned = 0
         self._before_calls = ""
@@ -98,7 +100,7 @@ class AnswerParser:
         return bool(mark)
 
     def _content(self, delta: Delta) -> bool:
-        before, mark = self._split(GAP + CALLS_OPEN, CALLS_OPEN, EOS)
+        before, mark = self._split(*self._content_marks)
         if self._behind_calls:
             if not mark and not before.strip():
                 self._held = before + self._held

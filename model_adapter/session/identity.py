@@ -53,6 +53,11 @@ def weight_revision(checkpoint: Path) -> str:
     return digest.hexdigest()[:32]
 
 
+def model_name_of(model: Model) -> str:
+    """The config's word for what kind of model it is."""
+    return model.config.raw.get("model_type", MODEL_DEFAULT)
+
+
 def namespace_of(
     model: Model,
     checkpoint: Path,
@@ -68,7 +73,7 @@ def namespace_of(
     """
     sections = tuple(SectionSpec(*section) for section in model.cache_sections())
     return Namespace(
-        model=model.config.raw.get("model_type", MODEL_DEFAULT),
+        model=model_name_of(model),
         weight_revision=revision or weight_revision(checkpoint),
         layout=Layout(sections, block_tokens),
         tenant=tenant,
