@@ -16,8 +16,10 @@ BATCH_BLOCKS_MAX = 4096
 BATCH_BYTES = 4 << 20
 """Bytes per batch, unless one block is larger: enough to make the cost of a call small, and so few
 that malloc on both sides finds the memory of the last one again."""
-BULK_BATCH_BYTES = 4 << 20
-"""The same on the data port: so few that one batch is verified or staged while the next moves."""
+BULK_PUT_BYTES = 4 << 20
+"""The same for puts on the data port: so few that one is made ready while the last is taken in."""
+BULK_READ_BYTES = 16 << 20
+"""The same for reads, which are verified piece by piece while they come."""
 DURABLE_BATCH_BYTES = 16 << 20
 """The same for a durable put, which costs a sync per batch."""
 
@@ -162,7 +164,9 @@ def blocks_per_batch(
     return min(max(batch_bytes // one, 1), BATCH_BLOCKS_MAX)
 
 
-def bulk_blocks(section_bytes: Sequence[int], frame_bytes_max: int, message_bytes_max: int) -> int:
+def bulk_blocks(
+    section_bytes: Sequence[int], batch_bytes: int, frame_bytes_max: int, message_bytes_max: int
+) -> int:
     """How many blocks to move in one frame of the data port, whose message names them. Raises
     `MessageTooLarge`."""
     block_bytes = sum(section_bytes)
@@ -171,7 +175,7 @@ def bulk_blocks(section_bytes: Sequence[int], frame_bytes_max: int, message_byte
             f"one block has {block_bytes} B, and a frame of the data port {frame_bytes_max} B; "
             "raise server.data_port.frame_bytes_max, or read fewer sections at a time"
         )
-    wanted = min(BULK_BATCH_BYTES, frame_bytes_max) // max(block_bytes, 1)
+    wanted = min(batch_bytes, frame_bytes_max) // max(block_bytes, 1)
     named = (message_bytes_max - wire.MESSAGE_OVERHEAD_BYTES) // (
         wire.BLOCK_OVERHEAD_BYTES + wire.CHECKSUM_BYTES * len(section_bytes)
     )

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +32,8 @@ from kvstore.v1 import kvstore_pb2 as pb
 
 AHEAD = 2
 """Batches asked for or sent before the answer to the first is waited for."""
+PIECE_BYTES = 1 << 20
+"""What is received before it is verified, while the socket's buffers fill again."""
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -376,25 +377,17 @@ class _Reading:
     def fetch(self, stream: PortStream, wanted: Sequence[int], limits: tuple[int, int]) -> None:
         """Ask the daemon for blocks, some batches ahead, and verify each while the next comes."""
         sizes = [b - a for a, b in self._pieces.spans]
-        size = batching.bulk_blocks(sizes, *limits)
+        size = batching.bulk_blocks(sizes, batching.BULK_READ_BYTES, *limits)
         batches = [wanted[part] for part in batching.batches(len(wanted), size)]
         locate = self.lease is not None
-        under_way: deque[list[int]] = deque()
-        unverified: tuple[list[int], bytes, bytes] | None = None
         again: list[int] = []
-        for batch in [*batches, None]:
-            if batch is not None:
+        for n, batch in enumerate(batches):
+            if n < AHEAD:
                 self._ask(stream, batch, locate)
-                under_way.append(list(batch))
-                if len(under_way) < AHEAD:
-                    continue
-            while under_way and (batch is None or len(under_way) >= AHEAD):
-                arrived = self._receive(stream, under_way.popleft(), again)
-                if unverified is not None:
-                    self._verify(*unverified)
-                unverified = arrived
-        if unverified is not None:
-            self._verify(*unverified)
+        for n, batch in enumerate(batches):
+            self._receive(stream, batch, again)
+            if n + AHEAD < len(batches):
+                self._ask(stream, batches[n + AHEAD], locate)
         if again and locate:
             # places that were outrun: now by the stream
             self.lease = None
@@ -410,10 +403,8 @@ class _Reading:
         deadline = time.monotonic() + self._timeout_s
         stream.send("BulkRead", request.SerializeToString(), [], deadline)
 
-    def _receive(
-        self, stream: PortStream, batch: list[int], again: list[int]
-    ) -> tuple[list[int], bytes, bytes]:
-        """Take one answer: which blocks came on the stream, their checksums and tiers."""
+    def _receive(self, stream: PortStream, batch: Sequence[int], again: list[int]) -> None:
+        """Take one answer, and verify what comes on the stream while the rest comes."""
         deadline = time.monotonic() + self._timeout_s
         head, message = stream.receive(deadline)
         reply = pb.BulkReadReply.FromString(message)
@@ -423,38 +414,37 @@ class _Reading:
         expected = [self._read.section_bytes[i] for i in self._read.sections]
         if hits and list(reply.section_bytes) != expected:
             raise StreamLost("sections of another layout", answered=True)
-        tier_of = dict(zip(batch, reply.tiers, strict=True))
+        tier_of = {i: Tier(n) for i, n in zip(batch, reply.tiers, strict=True)}
         sent = hits
         if self.lease is not None and reply.arena_id == self.lease.arena.instance_id:
             places = np.frombuffer(reply.slots, "<u8").reshape(-1, 2)
             self.lease.learn([self._read.keys[i] for i in batch], places)
             there, _, sent = self._known(hits)
-            for i in there:
-                again += self.copy([i], Tier(tier_of[i]))
-        if head.body_bytes != len(sent) * self._pieces.stride:
+            for tier in set(map(tier_of.__getitem__, there)):
+                again += self.copy([i for i in there if tier_of[i] is tier], tier)
+        stride, step = self._pieces.stride, wire.CHECKSUM_BYTES * len(self._pieces.spans)
+        if head.body_bytes != len(sent) * stride or len(reply.checksums) != len(sent) * step:
             raise StreamLost("a body of another size", answered=True)
-        for first, last in _runs(sent):
-            stride = self._pieces.stride
+        at = 0
+        for first, last in _runs(sent, max(1, PIECE_BYTES // stride)):
             stream.receive_body(self._read.into[first * stride : (last + 1) * stride], deadline)
-        return sent, reply.checksums, bytes([tier_of[i] for i in sent])
+            for i in range(first, last + 1):
+                self._verify(i, reply.checksums[at : at + step], tier_of[i])
+                at += step
 
-    def _verify(self, sent: list[int], packed: bytes, tiers: bytes) -> None:
-        step = wire.CHECKSUM_BYTES
-        per_block = step * len(self._pieces.spans)
-        for n, i in enumerate(sent):
-            hit = self._hit(i, Tier(tiers[n]))
-            own = b"".join(batching.checksums_of(hit.sections))
-            if own == packed[n * per_block : (n + 1) * per_block]:
-                self._blocks[i] = hit
-            else:
-                self._corrupt.append(hit.key)
+    def _verify(self, i: int, checksums: bytes, tier: Tier) -> None:
+        hit = self._hit(i, tier)
+        if b"".join(batching.checksums_of(hit.sections)) == checksums:
+            self._blocks[i] = hit
+        else:
+            self._corrupt.append(hit.key)
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of every run of consecutive numbers."""
+def _runs(numbers: Sequence[int], longest: int) -> list[tuple[int, int]]:
+    """First and last of every run of consecutive numbers, none of more than `longest`."""
     runs: list[tuple[int, int]] = []
     for n in numbers:
-        if runs and runs[-1][1] == n - 1:
+        if runs and runs[-1][1] == n - 1 and n - runs[-1][0] < longest:
             runs[-1] = (runs[-1][0], n)
         else:
             runs.append((n, n))
@@ -487,7 +477,10 @@ class _Putting:
         room = len(staging) // AHEAD if staging is not None else self._frame_bytes_max
         staged = staging is not None and room >= self._stride
         size = batching.bulk_blocks(
-            self._sizes, room if staged else self._frame_bytes_max, self._message_bytes_max
+            self._sizes,
+            batching.BULK_PUT_BYTES,
+            room if staged else self._frame_bytes_max,
+            self._message_bytes_max,
         )
         under_way = 0
         for n, part in enumerate(batching.batches(len(self._blocks), size)):

@@ -18,7 +18,7 @@ from kvstore.v1 import kvstore_pb2 as pb
 
 AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
 """Calls that the engine answers without waiting for anything."""
-READ_AT_ONCE_BLOCKS = 32
+READ_AT_ONCE_BLOCKS = 128
 """More are not looked at on the event loop's own time."""
 
 
