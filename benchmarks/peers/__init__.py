@@ -1,0 +1,1 @@
+"""Other systems, measured with the same sizes: `python -m benchmarks.peers.run`."""
