@@ -139,6 +139,16 @@ def test_a_tokenizer_of_another_checkpoint(copied):
         Model.load(copied)
 
 
+def check_same_model(loaded):
+    """Close, not equal: in another file the mapped weights lie at other addresses, and a product's
+    order of sums may follow the alignment."""
+    ids = vector("short.input_ids")
+    expected = model().prefill(model().new_cache(), ids)
+    torch.testing.assert_close(
+        loaded.prefill(loaded.new_cache(), ids), expected, rtol=1e-4, atol=1e-3
+    )
+
+
 def test_a_text_only_checkpoint_is_enough(copied):
     text = {n: t for n, t in load_file(copied / SECOND).items() if n.startswith("layers.")}
     save_file(text, copied / SECOND)
@@ -146,20 +156,14 @@ def test_a_text_only_checkpoint_is_enough(copied):
     first = {n: s for n, s in index["weight_map"].items() if s == FIRST}
     index["weight_map"] = first | dict.fromkeys(text, SECOND)
     (copied / INDEX).write_text(json.dumps(index))
-    ids = vector("short.input_ids")
-    expected = model().prefill(model().new_cache(), ids)
-    loaded = Model.load(copied)
-    assert torch.equal(loaded.prefill(loaded.new_cache(), ids), expected)
+    check_same_model(Model.load(copied))
 
 
 def test_one_file_without_an_index(copied):
     save_file(load_file(copied / FIRST) | load_file(copied / SECOND), copied / "model.safetensors")
     for name in (FIRST, SECOND, INDEX):
         (copied / name).unlink()
-    loaded = Model.load(copied)
-    ids = vector("short.input_ids")
-    expected = model().prefill(model().new_cache(), ids)
-    assert torch.equal(loaded.prefill(loaded.new_cache(), ids), expected)
+    check_same_model(Model.load(copied))
 
 
 def test_dtypes_that_are_not_offered():
