@@ -12,7 +12,7 @@ STREAMS_IDLE_MAX = 16
 RETRY_S = 2.0
 """A data port that could not be reached is left alone for so long."""
 CONNECT_S_MAX = 2.0
-STAGING_BYTES = 8 << 20
+STAGING_BYTES = 16 << 20
 _TOKEN_MARGIN_S = 1.0
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from kvstore.block import BlockPut, Buffer, Durability, PutOutcome
 from kvstore.errors import InvalidRequest, WrongSectionSize
@@ -13,7 +13,14 @@ from kvstore.store.driver import Driver
 from kvstore.store.reservations import Draft, Incoming
 from kvstore.store.types import PackedBlocks, ReservationGrant
 from kvstore.tiers.base import SlotTier
-from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, Kind, layout_sections
+from kvstore.tiers.frame import (
+    CHECKSUM_BYTES,
+    Codec,
+    FrameHeader,
+    Kind,
+    Section,
+    layout_sections,
+)
 
 _PUT_DRAM_FRACTION = 4
 Source = tuple[Sequence[Buffer], Sequence[bytes] | None]
@@ -104,9 +111,7 @@ class Puts:
             depth=incoming.depth,
             created_wall_s=incoming.reserved_wall_s,
             codec=Codec.RAW,
-            sections=layout_sections(
-                layout.section_bytes, [bytes(CHECKSUM_BYTES)] * len(layout.section_bytes)
-            ),
+            sections=_unsummed(layout.section_bytes),
         )
         return Filling(self._dram.view(incoming.slot), header, sections, checksums or ())
 
@@ -263,6 +268,12 @@ class Puts:
             self.abort(reservation_id)
             raise
         return self._commit(reservation_id)[1]
+
+
+@lru_cache(maxsize=64)
+def _unsummed(section_bytes: tuple[int, ...]) -> tuple[Section, ...]:
+    """The sections of a block whose checksums are not made yet."""
+    return layout_sections(section_bytes, [bytes(CHECKSUM_BYTES)] * len(section_bytes))
 
 
 def check_sections(
