@@ -254,7 +254,8 @@ class Core:
         r, gone = self.residency, 0
         for row in self._asked_for(namespace_id, keys):
             if tier is Tier.DRAM:
-                if self.index.tiers[row] & _DRAM and r.may_leave_dram(row):
+                kept = self.index.tiers[row] & _SSD or r.ssd is None
+                if kept and self.index.tiers[row] & _DRAM and r.may_leave_dram(row):
                     r.demote(row)
                     gone += 1
             elif r.may_leave_store(row) and (tier is None or self.index.tiers[row] & tier):
