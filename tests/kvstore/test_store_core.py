@@ -798,7 +798,7 @@ def test_a_failing_disk_is_no_reason_to_drop_what_dram_alone_holds(store, ns):
     blocks = blocks_of(ns, range(3))
     store.put(ns, blocks)
     failing(store, "pwrite")
-    store.log_turn()
+    store.flush()
     assert store.core.lane.degraded
     assert store.core.evict(ns, None, Tier.DRAM) == 0
     assert store.core.match(ns, keys_of(blocks)).hit_blocks == 3
