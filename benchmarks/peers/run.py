@@ -2,6 +2,7 @@
 writes what came of it; a peer that can't be made to run is reported with the reason. Loopback only.
 
 Redis' server is no Python package: install it (Debian: redis-server), or name it in REDIS_SERVER.
+Mooncake wants RDMA libraries even for TCP (Debian: libibverbs1, librdmacm1, libnl-route-3-200).
 """
 
 import argparse
