@@ -18,7 +18,7 @@ import xxhash
 
 from kvstore.block import Buffer
 from kvstore.config import MigrationConfig
-from kvstore.errors import DiskError
+from kvstore.errors import DiskError, Unavailable
 from kvstore.migration.log_lane import Append, LogJob, LogResult
 from kvstore.migration.promotion import Load
 from kvstore.tiers.base import LogTier, ReadItem, SlotTier, WriteItem
@@ -53,7 +53,7 @@ class Workers(Protocol):
     """Runs blocking functions beside the event loop."""
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
-        """The function's result; its exceptions pass through."""
+        """The function's result, or its exception; `Unavailable` after `close`."""
         ...
 
     def close(self) -> None:
@@ -65,6 +65,7 @@ class ThreadWorkers:
     """`Workers` on threads."""
 
     def __init__(self, config: MigrationConfig) -> None:
+        self._closed = False
         self._pools = {
             lane: ThreadPoolExecutor(threads, thread_name_prefix=f"kvstore-{lane.value}")
             for lane, threads in (
@@ -75,9 +76,12 @@ class ThreadWorkers:
         }
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise Unavailable("the store is closing")
         return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work)
 
     def close(self) -> None:
+        self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import SsdConfig, StoreConfig
-from kvstore.errors import InvalidRequest
+from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.metrics import Metrics
 from kvstore.migration.workers import Lane, LogWriter, ThreadWorkers, Workers
 from kvstore.namespace import Namespace
@@ -60,7 +60,7 @@ class Engine:
         first_id: int,
     ) -> None:
         self._config, self._workers = config, workers
-        self._dram = DramTier(config.dram.budget_bytes)
+        self._dram = _arena(config.dram.budget_bytes)
         self._ssd: LogTier | None = log[0] if log else None
         self.metrics = Metrics()
         secret = self._ssd.tenant_secret if self._ssd else secrets.token_bytes(_SECRET_BYTES)
@@ -380,3 +380,12 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise `AssertionError` saying which of the store's books disagree."""
         self._core.check_integrity(self._driver.pinned.elements())
+
+
+def _arena(budget_bytes: int) -> DramTier:
+    try:
+        return DramTier(budget_bytes)
+    except OSError as e:
+        raise ConfigError(
+            f"{budget_bytes} B of memory can't be had ({e.strerror}); lower dram.budget_bytes"
+        ) from e

@@ -21,6 +21,7 @@ from engine_harness import (
 
 from kvstore.block import BlockPut, Durability, Outcome, PutOutcome, Tier
 from kvstore.errors import (
+    ConfigError,
     DiskError,
     InvalidRequest,
     LeaseExpired,
@@ -493,6 +494,12 @@ async def test_a_directory_that_can_not_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match="file"):
         await Engine.open(engine_config(tmp_path / "file" / "store"))
+
+
+@engine_test
+async def test_more_memory_than_there_can_be_is_an_error():
+    with pytest.raises(ConfigError, match="lower dram"):
+        await Engine.open(engine_config(None, **{"dram.budget_bytes": 1 << 60}))
 
 
 @engine_test
