@@ -1,6 +1,6 @@
 """Greedy decoding."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 
 import torch
 
@@ -14,7 +14,7 @@ def greedy(
     logits: torch.Tensor,
     max_tokens: int,
     stop_ids: Collection[int] = (),
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Yield up to `max_tokens` tokens, the last one of `stop_ids` where one comes.
 
     `logits`: of the last position in `cache`, fp32 `[vocab]`. Equal logits: the lower id. A token

@@ -9,10 +9,12 @@ import torch
 
 import kvstore
 from model_adapter.commands.run_generate import parse_bytes
+from model_adapter.dspark import Drafter
 from model_adapter.errors import InputError
 from model_adapter.model import Model
 from model_adapter.replay import Mode
 from model_adapter.serve import Served, ServeLimits, create_app
+from model_adapter.serve.sampling import Choosing
 from model_adapter.serve.server import (
     LOOPBACK_HOSTS,
     is_loopback,
@@ -37,6 +39,7 @@ class ServeOptions:
     model_name: str | None
     mode: Mode
     dtype: str
+    speculate: bool
     block_tokens: int
     deadline_s: float
     weight_cache: str
@@ -72,6 +75,7 @@ def run(options: ServeOptions) -> None:
             tokenizer=tokenizer,
             name=options.model_name or model_name_of(model),
             limits=options.limits,
+            choose=Choosing(Drafter(model) if options.speculate else None),
         )
         listener = stack.enter_context(open_socket(host, port))
         app = create_app(served, LOOPBACK_HOSTS if loopback else None)

@@ -25,6 +25,10 @@ def serve(
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What a prefill computes.")] = Mode.BOUNDED,
     dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = Dtype.FLOAT32,
+    speculate: Annotated[
+        bool,
+        typer.Option(help="Decode with the draft layers; the tokens are the same."),
+    ] = False,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 256,
     deadline_s: Annotated[float, typer.Option(help="Longest wait for the store.")] = 10.0,
     weight_cache: Annotated[
@@ -50,6 +54,7 @@ def serve(
             model_name=model_name,
             mode=mode.value,
             dtype=dtype.value,
+            speculate=speculate,
             block_tokens=block_tokens,
             deadline_s=deadline_s,
             weight_cache=weight_cache,

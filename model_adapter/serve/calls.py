@@ -18,12 +18,11 @@ from model_adapter.serve.parameters import (
     parse,
 )
 from model_adapter.serve.prompts import Prompt, PromptMaker
-from model_adapter.serve.sampling import sampled
+from model_adapter.serve.sampling import Choice, Choosing
 from model_adapter.serve.worker import Task
 from model_adapter.session import CachedSession
-from model_adapter.session.session import Decode
 
-DecodeOf = Callable[[float, float, int | None], Decode]
+Choose = Callable[[float, float, int | None], Choice]
 """From temperature, top_p and seed to a way of choosing tokens."""
 
 
@@ -35,7 +34,7 @@ class Served:
     tokenizer: Tokenizer
     name: str
     limits: ServeLimits = field(default_factory=ServeLimits)
-    decode_of: DecodeOf = sampled
+    choose: Choose = field(default_factory=Choosing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class CallMaker:
             token_ids=prompt.token_ids,
             images=prompt.images,
             max_tokens=max_tokens,
-            decode=self._served.decode_of(parsed.temperature, parsed.top_p, parsed.seed),
+            choice=self._served.choose(parsed.temperature, parsed.top_p, parsed.seed),
             stops=parsed.stop_strings,
             stop_ids=(self._config.eos_token,),
         )

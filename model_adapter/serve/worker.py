@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 
 from model_adapter.chat.tokens import THINK_CLOSE
 from model_adapter.serve.errors import SERVER, ApiError
+from model_adapter.serve.sampling import Choice
 from model_adapter.serve.text import AnswerText
 from model_adapter.session import CachedSession, RequestReport
-from model_adapter.session.session import Decode
 from model_adapter.vision import ImagePatches
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the model is to do. `token_ids`: the prompt. `decode`: how tokens are chosen."""
+    """What the model is to do. `token_ids`: the prompt. `choice`: how tokens are chosen."""
 
     id: str
     token_ids: npt.NDArray[np.integer]
     images: Sequence[ImagePatches]
     max_tokens: int
-    decode: Decode
+    choice: Choice
     stops: Sequence[str] = ()
     stop_ids: Collection[int] = ()
 
@@ -120,7 +120,8 @@ class Job:
             task.stop_ids,
             on_token,
             images=task.images,
-            decode=task.decode,
+            decode=task.choice.decode,
+            observer=task.choice.observer,
             stopped=lambda: text.stopped or self._left.is_set(),
         )
         if piece := text.finish():

@@ -8,13 +8,14 @@ three calls. A store that fails at any of them costs the request its hit and not
 
 from model_adapter.session.identity import namespace_of, weight_revision
 from model_adapter.session.report import PrefixOutcome, RequestReport
-from model_adapter.session.session import CachedSession, Generation, generate_with_store
+from model_adapter.session.session import CachedSession, Decode, Generation, generate_with_store
 from model_adapter.session.source import BlockSource, Found, Loaded, Stored
 from model_adapter.session.store_blocks import StoreBlocks
 
 __all__ = [
     "BlockSource",
     "CachedSession",
+    "Decode",
     "Found",
     "Generation",
     "Loaded",

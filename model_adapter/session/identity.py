@@ -55,7 +55,7 @@ def weight_revision(checkpoint: Path) -> str:
 
 def model_name_of(model: Model) -> str:
     """The config's word for what kind of model it is."""
-    return model.config.raw.get("model_type", MODEL_DEFAULT)
+    return str(model.config.raw.get("model_type", MODEL_DEFAULT))
 
 
 def namespace_of(

@@ -1,7 +1,8 @@
 """One request after another over one model and one source of blocks."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +13,7 @@ import torch
 from kvstore import Client, Namespace
 from model_adapter.cache import SequenceCache
 from model_adapter.errors import InputError
+from model_adapter.forward_pass import Observer
 from model_adapter.generate import greedy
 from model_adapter.model import Counters, Model
 from model_adapter.replay import Mode
@@ -22,7 +24,9 @@ from model_adapter.session.store_blocks import StoreBlocks
 from model_adapter.vision import ImagePatches, PlacedImage, VisionEncoder, locate_images
 
 OnToken = Callable[[int], object]
-Decode = Callable[[Model, SequenceCache, torch.Tensor, int, Collection[int]], Iterator[int]]
+Decode = Callable[
+    [Model, SequenceCache, torch.Tensor, int, Collection[int]], Generator[int, None, None]
+]
 """How the answer is chosen, from the prompt's last logits on; called as `greedy` is."""
 
 
@@ -85,12 +89,14 @@ class CachedSession:
         *,
         images: Sequence[ImagePatches] = (),
         decode: Decode = greedy,
+        observer: Observer | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> Generation:
         """Answer one prompt with at most `max_tokens` tokens, or up to one of `stop_ids`.
 
-        `images`: those whose spans are in the prompt, in order. `stopped`: asked after every
-        prefill chunk and every token; the answer ends where it says yes.
+        `images`: those whose spans are in the prompt, in order. `observer`: sees the prefill, as
+        `decode` may want. `stopped`: asked after every prefill chunk and every token; the answer
+        ends where it says yes.
 
         Raises `InputError` for an empty prompt, for `max_tokens` below one, and where prompt and
         answer together pass the model's positions; `ImageError` where the prompt's image tokens are
@@ -107,7 +113,7 @@ class CachedSession:
                 f"a prompt of {len(ids)} tokens and {max_tokens} to generate pass the model's "
                 f"{self.model.config.positions_max} positions"
             )
-        request = _Request(self, ids, self._placed(ids, images), stopped)
+        request = _Request(self, ids, self._placed(ids, images), observer, stopped)
         return request.run(max_tokens, stop_ids, on_token, decode)
 
     def _placed(self, ids: TokenIds, images: Sequence[ImagePatches]) -> tuple[PlacedImage, ...]:
@@ -125,6 +131,7 @@ class _Request:
         session: CachedSession,
         ids: TokenIds,
         images: tuple[PlacedImage, ...],
+        observer: Observer | None,
         stopped: Callable[[], bool] | None,
     ) -> None:
         self.session = session
@@ -133,6 +140,7 @@ class _Request:
         self.ids = ids
         self.images = images
         self.spans = [placed.span for placed in images]
+        self.observer = observer
         self.stopped = stopped or (lambda: False)
         self.start = time.perf_counter()
         self.stored = Stored()
@@ -160,14 +168,16 @@ class _Request:
         except _Stopped:
             return Generation([], self._report(prefix, counters.snapshot(), 0, fetch_s, ttft_s))
         computed = counters.snapshot()
-        for token in decode(self.model, prefix.cache, logits, max_tokens, stop_ids):
-            if not tokens:
-                ttft_s = time.perf_counter() - self.start - self.store_s
-            tokens.append(token)
-            if on_token:
-                on_token(token)
-            if self.stopped():
-                break
+        # closed before the cache is looked at: drafts that were not asked for have to leave it
+        with closing(decode(self.model, prefix.cache, logits, max_tokens, stop_ids)) as chosen:
+            for token in chosen:
+                if not tokens:
+                    ttft_s = time.perf_counter() - self.start - self.store_s
+                tokens.append(token)
+                if on_token:
+                    on_token(token)
+                if self.stopped():
+                    break
         self._store_new(prefix.cache)
         return Generation(tokens, self._report(prefix, computed, len(tokens), fetch_s, ttft_s))
 
@@ -206,9 +216,11 @@ class _Request:
         if prefix.loaded.blocks:
             hit = prefix.loaded.blocks * self._block_tokens
             rows = self._image_rows(hit - self.model.config.window)
-            return self.model.resume(cache, self.ids, hit, mode, chunk, rows, self._on_chunk)
+            return self.model.resume(
+                cache, self.ids, hit, mode, chunk, rows, self._on_chunk, self.observer
+            )
         rows = self._image_rows(0)
-        return self.model.prefill(cache, self.ids, mode, chunk, rows, self._on_chunk)
+        return self.model.prefill(cache, self.ids, mode, chunk, rows, self._on_chunk, self.observer)
 
     def _image_rows(self, start: int) -> torch.Tensor | None:
         """Embeddings of the image tokens from position `start` on; earlier images cost nothing."""

@@ -9,6 +9,7 @@ import openai
 import tiny_checkpoint as tiny
 
 from model_adapter.serve import Served, ServeLimits, create_app
+from model_adapter.serve.sampling import Choice
 from model_adapter.serve.server import LOOPBACK_HOSTS, make_server, open_socket, url_of
 from model_adapter.session import CachedSession, StoreBlocks
 from model_adapter.tokenizer import load_tokenizer
@@ -22,24 +23,20 @@ def tokenizer():
 
 
 def scripted(*answers: str):
-    """A `decode_of` by which the model says what stands here, answer after answer, then stops.
+    """A `choose` by which the model says what stands here, answer after answer, then stops.
 
-    A random model calls no tools. The tokens go through the model as any others, so that the caches
-    hold what they should; only the choice is not its own.
+    A random model calls no tools. The prompt goes through the model; the answer does not.
     """
     left = list(answers)
 
-    def decode_of(temperature, top_p, seed):
+    def choose(temperature, top_p, seed):
         def decode(model, cache, logits, max_tokens, stop_ids):
             ids = [*tokenizer().encode(left.pop(0)).ids, model.config.eos_token]
-            for produced, token in enumerate(ids[:max_tokens], 1):
-                yield token
-                if produced < min(max_tokens, len(ids)):
-                    model.decode(cache, token)
+            yield from ids[:max_tokens]
 
-        return decode
+        return Choice(decode)
 
-    return decode_of
+    return choose
 
 
 @contextmanager
