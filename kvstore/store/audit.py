@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from kvstore.block import Tier
+from kvstore.errors import DiskError
 from kvstore.index import READY
 from kvstore.migration.promotion import Load
 from kvstore.migration.workers import Lane, Loaded, read_loads
@@ -22,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 class Audit:
     """One run of `verify`, or a look at one block. Takes `_CHUNK_BYTES` of memory, and reads beside
-    the traffic."""
+    the traffic; what the disk does not give within `limits.disk_wait_s_max` is unreadable."""
 
     def __init__(self, driver: Driver, dram: SlotTier, ssd: LogTier | None) -> None:
         self._driver, self._dram, self._ssd = driver, dram, ssd
@@ -82,8 +83,7 @@ class Audit:
         if tier is Tier.DRAM:
             await self._check_dram(rows)
         else:
-            # in a task of its own: what is begun has to be finished, whoever has gone by then
-            await asyncio.shield(self._driver.loop.create_task(self._check_ssd(rows)))
+            await self._check_ssd(rows)
         self._driver.pump()
 
     async def _check_dram(self, rows: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class Audit:
             )
             errors = await self._driver.workers.run(Lane.BYTES, work)
             for row, slot, error in zip(rows, slots, errors, strict=True):
-                self._count(Tier.DRAM, row, error)
+                self._count(Tier.DRAM, core.index.keys[row], core.index.namespace[row], error)
                 if error is not None and self._still_in(row, slot):
                     core.residency.quarantine(row, Tier.DRAM, error)
         finally:
@@ -118,30 +118,42 @@ class Audit:
 
     async def _check_ssd(self, rows: Sequence[int]) -> None:
         core = self._driver.core
-        assert self._ssd is not None
+        numbers = [core.index.namespace[row] for row in rows]
         loads = [
-            core.promotion.begin_check(row, core.namespaces.ids[core.index.namespace[row]])
-            for row in rows
+            core.promotion.begin_check(row, core.namespaces.ids[number])
+            for row, number in zip(rows, numbers, strict=True)
         ]
-        work = partial(_read_all, self._ssd, loads)
+        # in a task of its own: what is begun has to be finished, whoever has gone by then
+        reading = self._driver.loop.create_task(self._read(loads))
+        limit = self._driver.config.limits.disk_wait_s_max
+        done, _ = await asyncio.wait((reading,), timeout=limit)
+        if not done:
+            self._unreadable += len(loads)
+            return
+        for loaded, number in zip(reading.result(), numbers, strict=True):
+            self._unreadable += isinstance(loaded.error, DiskError)
+            self._count(Tier.SSD, loaded.load.key, number, loaded.error)
+
+    async def _read(self, loads: Sequence[Load]) -> list[Loaded]:
+        assert self._ssd is not None
         try:
+            work = partial(_read_all, self._ssd, loads)
             results = await self._driver.workers.run(Lane.READ, work)
         except Exception as e:
-            results = [Loaded(load, memoryview(b""), e) for load in loads]
+            error = DiskError(f"reading failed in an unforeseen way: {e!r}")
+            results = [Loaded(load, memoryview(b""), error) for load in loads]
         for loaded in results:
             corrupt = loaded.error if isinstance(loaded.error, FrameError) else None
-            self._unreadable += loaded.error is not None and corrupt is None
-            self._count(Tier.SSD, loaded.load.row, loaded.error)
-            core.promotion.finish(loaded.load, corrupt, lost=loaded.error is not None)
+            lost = loaded.error is not None
+            self._driver.core.promotion.finish(loaded.load, corrupt, lost)
+        return results
 
-    def _count(self, tier: Tier, row: int, error: Exception | None) -> None:
-        core = self._driver.core
+    def _count(self, tier: Tier, key: bytes, number: int, error: Exception | None) -> None:
         self._frames[tier] += 1
         if error is None:
-            number = core.index.namespace[row]
-            self._payload[tier] += core.namespaces.payload_bytes()[number]
+            self._payload[tier] += self._driver.core.namespaces.payload_bytes()[number]
         elif isinstance(error, FrameError):
-            self._corrupt[core.index.keys[row]] = None
+            self._corrupt[key] = None
 
 
 def _verify_all(work: Sequence["partial[FrameError | None]"]) -> list[FrameError | None]:

@@ -6,6 +6,8 @@ held. Residency and durability: see `kvstore.migration`. What a wrong byte costs
 and the caller a miss.
 """
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,6 +47,7 @@ from kvstore.tiers.ssd import SsdTier
 
 OpenLog = Callable[[Path, SsdConfig, Clock], tuple[LogTier, Recovered]]
 _SECRET_BYTES = 32
+_log = logging.getLogger(__name__)
 _LS_BLOCKS_DEFAULT = 1000
 
 
@@ -119,9 +122,17 @@ class Engine:
         self._driver.closing = True
         await self._driver.drain()
         if self._ssd is not None and not self._driver.log_hangs:
-            await self._workers.run(Lane.LOG, self._ssd.close)
+            await self._close_log(self._ssd)
         self._workers.close()
         self._dram.close()
+
+    async def _close_log(self, ssd: LogTier) -> None:
+        closing = asyncio.ensure_future(self._workers.run(Lane.LOG, ssd.close))
+        done, _ = await asyncio.wait((closing,), timeout=self._config.limits.drain_s_max)
+        if done:
+            closing.result()
+        else:
+            _log.error("closing %s hangs; it is left to the next start", self._config.dir)
 
     # namespaces and lookups
 

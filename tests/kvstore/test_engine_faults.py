@@ -353,6 +353,38 @@ async def test_a_disk_that_is_full_sheds_writes_until_there_is_room():
 
 
 @engine_test
+async def test_verify_does_not_wait_for_ever():
+    disk = SimDisk()
+    async with on_disk(disk) as engine:
+        ns = engine.open_namespace(NS)
+        blocks = blocks_of(ns, range(4))
+        await engine.put(ns, blocks, Durability.DURABLE)
+        disk.before = hang = Hang("preadv")
+        report = await engine.verify()
+        assert (report.unreadable, report.frames[Tier.DRAM]) == (4, 4)
+        await engine.report_corrupt(ns, blocks[0].key)
+        disk.before = no_fault
+        hang.let_go()
+        await until(lambda: not len(engine._core.promotion))
+        assert (await engine.verify()).clean
+
+
+@pytest.mark.parametrize("what", ["fdatasync", "commit"])
+@engine_test
+async def test_closing_does_not_wait_for_ever(what):
+    disk = SimDisk()
+    hang = Hang(what)
+    began = time.monotonic()
+    async with on_disk(disk, **{"limits.drain_s_max": 0.3}) as engine:
+        ns = engine.open_namespace(NS)
+        await engine.put(ns, blocks_of(ns, range(4)), Durability.DURABLE)
+        disk.before = hang
+        await engine.put(ns, blocks_of(ns, range(100, 104)))
+    assert time.monotonic() - began < 20
+    hang.let_go()
+
+
+@engine_test
 async def test_closing_does_not_wait_for_a_disk_that_fails():
     disk = SimDisk()
     began = time.monotonic()
