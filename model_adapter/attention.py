@@ -46,7 +46,9 @@ class Attention:
         q_latent = self._normed(self._linear(x, "wq_a"), "q_norm")
         q = self._linear(q_latent, "wq_b").unflatten(1, (c.heads, c.head_dim))
         rotate_(q, rotation.unsqueeze(1))
-        fresh = self.window_records(x, rotation)
+        kv = self.window_kv(x, rotation)
+        work.observe("window_kv", self._spec.index, kv)
+        fresh = records.pack(records.WINDOW, kv)
         if self.compressor is not None and work.write_global:
             self.compressor.append(x, work)
         if self._indexer is not None:
@@ -55,10 +57,9 @@ class Attention:
         rotate_(out, rotation.conj().unsqueeze(1))
         return self._project(out)
 
-    def window_records(self, x: torch.Tensor, rotation: torch.Tensor) -> records.Records:
-        """Window KV of inputs [T, H] at the rotation's positions, packed [T, row bytes]."""
-        kv = rotate_(self._normed(self._linear(x, "wkv"), "kv_norm"), rotation)
-        return records.pack(records.WINDOW, kv)
+    def window_kv(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        """Window KV of inputs [T, H] at the rotation's positions, before it is packed: [T, D]."""
+        return rotate_(self._normed(self._linear(x, "wkv"), "kv_norm"), rotation)
 
     def _attend_rows(
         self, q: torch.Tensor, fresh: records.Records, work: ForwardPass

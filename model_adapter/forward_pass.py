@@ -18,7 +18,8 @@ from model_adapter.rope import rotations
 Observer = Callable[[str, int, torch.Tensor], None]
 """Called with a stage's name, the layer and the tensor, as the pass reaches it. Stages:
 `streams_in` and `pre_mix_in` at a block's entry, `attention_streams` at its attention site behind
-Engram, `selection` (entries, −1 behind the last) where a layer selects, once per span."""
+Engram, `window_kv` before it is packed, `selection` (entries, −1 behind the last) where a layer
+selects, once per span."""
 
 
 @dataclass(frozen=True, slots=True)

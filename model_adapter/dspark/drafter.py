@@ -5,6 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
+from model_adapter import records
 from model_adapter.block import Block
 from model_adapter.config import DSparkConfig, RopeSpec
 from model_adapter.dspark.heads import Draft, DraftHeads
@@ -12,10 +13,11 @@ from model_adapter.dspark.layers import DraftAttention, DraftPass
 from model_adapter.dspark.windows import DraftWindows
 from model_adapter.errors import InputError
 from model_adapter.few_rows import linear
+from model_adapter.forward_pass import Observer
 from model_adapter.hyper_connections import collapse
 from model_adapter.model import Model
 from model_adapter.norms import rms_norm
-from model_adapter.rope import frequencies
+from model_adapter.rope import frequencies, rotations
 
 
 class Drafter:
@@ -40,25 +42,37 @@ class Drafter:
         self._frequencies = frequencies(RopeSpec(config.window_theta), config.rope_dim)
 
     def extend(self, windows: DraftWindows, features: torch.Tensor) -> None:
-        """Window records of the next positions, from their features [T, targets·H].
+        """Add the window records of the next positions, from their features [T, targets·H]."""
+        values = self.window_values(features, windows.end)
+        for kv, rows in zip(values, windows.layers, strict=True):
+            rows.append(records.pack(records.WINDOW, kv))
+
+    def window_values(self, features: torch.Tensor, first: int) -> list[torch.Tensor]:
+        """Window KV [T, D] of every draft layer before it is packed, of the positions from `first`
+        on.
 
         Every draft layer projects the same normed features, without a norm of its own.
         """
-        first = self.model.config.draft_specs[0].prefix
+        prefix = self.model.config.draft_specs[0].prefix
         weights = self.model.weights
-        shared = linear(features, weights.matrix(f"{first}.main_proj"))
-        norm = weights.vector(f"{first}.main_norm.weight")
+        shared = linear(features, weights.matrix(f"{prefix}.main_proj"))
+        norm = weights.vector(f"{prefix}.main_norm.weight")
         shared = rms_norm(shared, norm, self.model.config.norm_eps)
-        positions = torch.arange(windows.end, windows.end + len(features))
-        for attention, rows in zip(self._attentions, windows.layers, strict=True):
-            rows.append(attention.feature_records(shared, positions, self._frequencies))
+        rotation = rotations(torch.arange(first, first + len(features)), self._frequencies)
+        return [attention.window_kv(shared, rotation) for attention in self._attentions]
 
     @torch.inference_mode()
-    def draft(self, windows: DraftWindows, anchor: int, banned: Collection[int] = ()) -> Draft:
+    def draft(
+        self,
+        windows: DraftWindows,
+        anchor: int,
+        banned: Collection[int] = (),
+        observer: Observer | None = None,
+    ) -> Draft:
         """Guesses behind `anchor`, the token just sampled for position `windows.end`."""
         block = np.full(self.config.block_size, self.config.noise_token, np.int32)
         block[0] = anchor
-        work = DraftPass(self.model.config, windows, len(block), self._frequencies)
+        work = DraftPass(self.model.config, windows, len(block), self._frequencies, observer)
         state = self.model.embed(block)
         for layer in self._blocks:
             state = layer.forward(*state, work)

@@ -6,8 +6,7 @@ from model_adapter import records
 from model_adapter.attention import Attention
 from model_adapter.config import LayerSpec, ModelConfig
 from model_adapter.dspark.windows import DraftWindows
-from model_adapter.forward_pass import ForwardPass
-from model_adapter.rope import rotations
+from model_adapter.forward_pass import ForwardPass, Observer
 from model_adapter.weights import Weights
 
 
@@ -18,9 +17,14 @@ class DraftPass(ForwardPass):
     """A draft block is text, whatever token its placeholders borrow."""
 
     def __init__(
-        self, config: ModelConfig, windows: DraftWindows, count: int, frequencies: torch.Tensor
+        self,
+        config: ModelConfig,
+        windows: DraftWindows,
+        count: int,
+        frequencies: torch.Tensor,
+        observer: Observer | None = None,
     ) -> None:
-        super().__init__(config, (), frequencies, frequencies)
+        super().__init__(config, (), frequencies, frequencies, observer)
         self.windows = windows
         self.positions = torch.arange(windows.end, windows.end + count)
 
@@ -31,12 +35,6 @@ class DraftAttention(Attention):
     def __init__(self, config: ModelConfig, spec: LayerSpec, number: int, weights: Weights) -> None:
         super().__init__(config, spec, weights)
         self._number = number
-
-    def feature_records(
-        self, features: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor
-    ) -> records.Records:
-        """Window records of shared features [T, H] at int64 positions [T]."""
-        return self.window_records(features, rotations(positions, frequencies))
 
     def _attend_rows(
         self, q: torch.Tensor, fresh: records.Records, work: ForwardPass

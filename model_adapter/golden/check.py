@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from model_adapter.golden.blocks import blocks_alone
+from model_adapter.golden.drafts import draft
 from model_adapter.golden.end_to_end import TEXT_GROUPS, Comparison, Group
 from model_adapter.golden.images import image_prompt
 from model_adapter.golden.result import Part, Result, Status, not_covered
@@ -16,7 +17,7 @@ from model_adapter.model import Model
 
 DTypeName = Literal["float32", "bfloat16"]
 
-GROUPS: tuple[Group, ...] = (*TEXT_GROUPS, image_prompt, blocks_alone)
+GROUPS: tuple[Group, ...] = (*TEXT_GROUPS, draft, image_prompt, blocks_alone)
 """What the adapter can compute; a key that none of them reads is listed as not covered."""
 
 
