@@ -119,7 +119,9 @@ class AsyncClient:
     async def wait_for(
         self, ns: NamespaceHandle, keys: Sequence[bytes], deadline_s: float
     ) -> Match:
-        """Wait until all keys are READY, or a writer gave up, or the time is up; then a `match`."""
+        """A `match`, after waiting while the first block that is not READY is PENDING: until its
+        writer commits or gives up, or `deadline_s` from now. A block that nobody has reserved is a
+        MISS at once: reserve before the other side is told to wait."""
         batching.check_keys(keys)
         if not deadline_s >= 0:
             raise InvalidRequest(f"deadline_s must be ≥ 0, not {deadline_s}")

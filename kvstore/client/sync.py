@@ -88,7 +88,9 @@ class Client:
         return run_now(self._client.match(ns, keys))
 
     def wait_for(self, ns: NamespaceHandle, keys: Sequence[bytes], deadline_s: float) -> Match:
-        """Wait until all keys are READY, or a writer gave up, or the time is up; then a `match`."""
+        """A `match`, after waiting while the first block that is not READY is PENDING: until its
+        writer commits or gives up, or `deadline_s` from now. A block that nobody has reserved is a
+        MISS at once: reserve before the other side is told to wait."""
         return run_now(self._client.wait_for(ns, keys, deadline_s))
 
     def acquire(

@@ -170,14 +170,14 @@ class Core:
     def acquire(
         self, namespace_id: bytes, keys: Sequence[bytes], now_s: float, ttl_s: float | None
     ) -> tuple[int, float, Match]:
-        """Pin the READY prefix: lease id, lifetime, and what the lookup found."""
+        """Pin the READY prefix: lease id, lifetime, and what the lookup found. Counts no lookup: a
+        hit that is looked up and then acquired is one hit."""
         number = self.namespaces.number(namespace_id)
         found = self._find(number, keys)
         rows = found.rows[: found.hits]
         right, ttl_s = self.leases.grant(Held(number, rows), now_s, ttl_s)
         self.residency.pin(rows)
         self.residency.touch(rows)
-        self._count(found, len(keys))
         self.metrics.add("leases_granted")
         return right.id, ttl_s, self._answer(namespace_id, found, len(keys))
 
