@@ -23,7 +23,7 @@ from model_adapter.weights import Weights
 
 QUERY_ROWS_MAX = 128
 SCAN_TILE_BYTES_MAX = 8 << 20
-"""Bounds one tile of scores: queries × heads × keys in float32."""
+"""Bounds a tile's scores, queries × heads × keys, and its unpacked keys, both in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Indexer:
 
     def _tile_entries(self, queries: _Queries) -> int:
         """Keys per tile: a multiple of the block size within the tile's bound."""
-        per_key = len(queries.q) * self._heads * 4
+        per_key = max(len(queries.q) * self._heads, queries.q.shape[-1]) * 4
         blocks = SCAN_TILE_BYTES_MAX // (per_key * self._block_size)
         return max(blocks, 1) * self._block_size
 

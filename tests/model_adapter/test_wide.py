@@ -27,7 +27,7 @@ BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
 HIT_TOKENS = BLOCKS * BLOCK_TOKENS
 TOKENS = 3
 ROW_BYTES = {"main": 288, "index": 68}
-WIDE_WEIGHT_CACHE_BYTES = 2 << 30
+WIDE_WEIGHT_CACHE_BYTES = 3 << 29
 STORE = {
     "dram": {"budget_bytes": "64MiB"},
     "ssd": {"budget_bytes": "128MiB", "segment_bytes": "8MiB", "free_floor_bytes": 0},
