@@ -23,6 +23,8 @@ from pydantic import (
 from kvstore.errors import ConfigError
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_BYTES_MAX = 1 << 62
+"""Sizes, and sums of a few of them, stay within the system's 64-bit offsets."""
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
@@ -32,7 +34,7 @@ def _parse_bytes(value: object) -> int:
     return int(_BYTE_SIZE.validate_python(value))
 
 
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0, le=_BYTES_MAX)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 

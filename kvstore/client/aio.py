@@ -9,7 +9,13 @@ from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcom
 from kvstore.client import batching
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
-from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable, UnknownNamespace
+from kvstore.errors import (
+    InvalidRequest,
+    LeaseExpired,
+    ReservationExpired,
+    Unavailable,
+    UnknownNamespace,
+)
 from kvstore.namespace import Namespace
 from kvstore.server.messages import check_digest, check_digests, check_some
 from kvstore.server.port.sockets import room_for
@@ -27,6 +33,11 @@ VERIFY_DEADLINE_S_DEFAULT = 24 * 3600.0
 LS_LIMIT_DEFAULT = 1000
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+def _check_reservation(reservation_id: int) -> None:
+    if not 0 <= reservation_id < 1 << 64:
+        raise ReservationExpired(f"reservation {reservation_id} was never granted")
 
 
 class AsyncLease:
@@ -299,6 +310,7 @@ class AsyncClient:
     ) -> None:
         """Deliver all sections of one reserved block. Raises `ReservationExpired`."""
         check_digest(key, "key")
+        _check_reservation(reservation_id)
         views = [batching.section_view(section, "write") for section in sections]
         block = batching.with_checksums(BlockPut(key, b"", views, checksums), views)
         await self._transport.write(reservation_id, block, self.deadline_s)
@@ -307,10 +319,12 @@ class AsyncClient:
         self, reservation_id: int, durability: Durability = Durability.ACCEPTED
     ) -> list[PutOutcome]:
         """Make the delivered blocks READY; one without all sections is refused."""
+        _check_reservation(reservation_id)
         return await self._transport.commit(reservation_id, durability, self.deadline_s)
 
     async def abort(self, reservation_id: int) -> None:
         """Give the room back."""
+        _check_reservation(reservation_id)
         await self._transport.abort(reservation_id, self.deadline_s)
 
     async def evict(
