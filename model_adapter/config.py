@@ -272,6 +272,8 @@ def _check(c: ModelConfig, origin: str) -> None:
 def _problems(c: ModelConfig) -> Iterator[str]:
     yield from _shape_problems(c)
     yield from _schedule_problems(c)
+    if c.dspark:
+        yield from _draft_problems(c, c.dspark)
     if c.vision:
         yield from _vision_problems(c.vision)
 
@@ -294,6 +296,19 @@ def _shape_problems(c: ModelConfig) -> Iterator[str]:
         yield (
             f"engram_layer_ids has {len(c.engram.layers)} entries, engram_num_embeddings "
             f"{len(c.engram.table_rows)}"
+        )
+
+
+def _draft_problems(c: ModelConfig, d: DSparkConfig) -> Iterator[str]:
+    targets = d.target_layers
+    if not targets or list(targets) != sorted(set(targets)) or targets[-1] >= c.layers:
+        yield f"dspark_target_layer_ids {list(targets)} must ascend and lie below {c.layers}"
+    if not 0 <= d.noise_token < c.vocab:
+        yield f"dspark_noise_token_id {d.noise_token} is outside the vocabulary of {c.vocab}"
+    if d.experts_per_token > d.experts:
+        yield (
+            f"dspark_num_experts_per_tok {d.experts_per_token} exceeds dspark_n_routed_experts "
+            f"{d.experts}"
         )
 
 

@@ -1,6 +1,6 @@
 """Decoding one sequence, token by token as its reader asks for them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 
 import torch
 
@@ -20,7 +20,7 @@ def generate(
     *,
     drawn: int = 0,
     stats: SpeculationStats | None = None,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Yield up to `params.max_tokens` tokens, the last one of `stop_ids` where one comes.
 
     `logits`: of the last position in `cache`, float32 [vocab]. `drafts`: guesses to verify instead

@@ -12,7 +12,7 @@ decoding, at temperature 0 and above. A guess stands with the probability that t
 which is what rejection sampling gives a draft without randomness of its own.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
@@ -66,7 +66,7 @@ def speculate(
     drafts: Drafts,
     drawn: int,
     stats: SpeculationStats,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """See `generate`."""
     drafts.take_up(cache.length)
     last = drawn + sampler.params.max_tokens

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from model_adapter import records
+from model_adapter.config import ModelConfig
 from model_adapter.dspark import (
     Drafter,
     DraftWindows,
@@ -20,7 +21,7 @@ from model_adapter.dspark import (
     SequenceDrafts,
     verify_count,
 )
-from model_adapter.errors import InputError
+from model_adapter.errors import ConfigError, InputError
 from model_adapter.golden import Status, check_golden
 from model_adapter.model import Model
 
@@ -210,6 +211,23 @@ def test_a_model_without_draft_layers_says_so():
     bare = Model(replace(config(), dspark=None), model().weights, None)
     with pytest.raises(InputError, match="no draft layers"):
         Drafter(bare)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dspark_target_layer_ids", [7, 8, 10]),
+        ("dspark_target_layer_ids", []),
+        ("dspark_target_layer_ids", [8, 7]),
+        ("dspark_noise_token_id", 512),
+        ("dspark_num_experts_per_tok", 5),
+    ],
+)
+def test_a_draft_config_that_can_not_be_is_refused(key, value):
+    raw = json.loads((DIRECTORY / "config.json").read_text())
+    raw["text_config"][key] = value
+    with pytest.raises(ConfigError, match=key):
+        ModelConfig.from_dict(raw)
 
 
 def test_a_threshold_below_zero_is_refused():

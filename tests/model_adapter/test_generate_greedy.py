@@ -14,7 +14,7 @@ VOCAB = 6
 class Scripted:
     """Prefers, at step k, the tokens of `script[k]`, best first."""
 
-    config = SimpleNamespace(image_token=IMAGE)
+    config = SimpleNamespace(image_token=IMAGE, dspark=None)
 
     def __init__(self, *script: list[int]) -> None:
         self.script = list(script)
@@ -54,5 +54,5 @@ def test_equal_logits_give_the_lower_id():
 @pytest.mark.parametrize("image_token", [IMAGE, None])
 def test_the_image_token_is_never_chosen(image_token):
     model = Scripted([IMAGE, 2])
-    model.config = SimpleNamespace(image_token=image_token)
+    model.config = SimpleNamespace(image_token=image_token, dspark=None)
     assert answer(model, 1) == [IMAGE if image_token is None else 2]

@@ -33,7 +33,9 @@ def test_float32_is_within_tolerance(float32):
     assert not failures(float32)
     assert float32.ok
     assert {r.tolerance for r in float32.results if r.part is Part.BLOCKS} == {1e-5, 0.0}
-    assert not [r for r in float32.results if r.status is Status.INFO]
+    # Where a draft's window codes part on a midpoint, its logits are not held (golden/drafts.py).
+    loose = {r.key for r in float32.results if r.status is Status.INFO}
+    assert all(key.startswith("dspark.") for key in loose)
 
 
 def test_bfloat16_is_within_tolerance(bfloat16):
@@ -41,16 +43,16 @@ def test_bfloat16_is_within_tolerance(bfloat16):
     assert bfloat16.ok
     blocks = [r for r in bfloat16.results if r.part is Part.BLOCKS and r.tolerance]
     assert {r.tolerance for r in blocks} == {2e-2}
-    assert sum("streams_in" in r.key or "logits" in r.key for r in blocks) == 10
+    outputs = [r for r in blocks if "streams_in" in r.key or "logits" in r.key]
+    assert sum(r.key.startswith("block ") for r in outputs) == 10
+    assert sum(r.key.startswith("draft: ") for r in outputs) == 2
 
 
-def test_only_drafts_are_not_covered(float32):
-    left = {r.key for r in float32.results if r.status is Status.NOT_COVERED}
-    assert left
-    assert all(key.startswith("dspark.") for key in left)
+def test_every_key_is_covered(float32):
+    assert not [r for r in float32.results if r.status is Status.NOT_COVERED]
 
 
-def test_every_other_key_is_compared_or_an_input(float32):
+def test_every_key_is_compared_or_an_input(float32):
     keys = set(load_file(DIRECTORY / "golden-float32.safetensors"))
     named = {r.key for r in float32.results}
     inputs = (".input_ids", ".prompt_ids", ".grid_hw", ".pixel_values")
