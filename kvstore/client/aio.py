@@ -31,6 +31,8 @@ from kvstore.store.types import (
 DEADLINE_S_DEFAULT = 30.0
 VERIFY_DEADLINE_S_DEFAULT = 24 * 3600.0
 LS_LIMIT_DEFAULT = 1000
+_LS_LIMIT_MAX = (1 << 31) - 1
+"""Of a message; the store lists `limits.ls_blocks_max` at most."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -366,7 +368,8 @@ class AsyncClient:
         """Some blocks of the store; go on behind the last one's key with `after`."""
         if limit < 1:
             raise InvalidRequest(f"limit must be ≥ 1, not {limit}")
-        return await self._transport.ls(_id(ns), limit, after, self.deadline_s)
+        asked = min(limit, _LS_LIMIT_MAX)
+        return await self._transport.ls(_id(ns), asked, after, self.deadline_s)
 
     async def close(self) -> None:
         """Let go of the store; an embedded one writes back and closes. Idempotent."""

@@ -63,3 +63,7 @@ def test_a_reservation_that_can_not_be_is_one_that_is_not_there(
     door: Door, call: Callable[[Any, int], Any], number: int
 ) -> None:
     assert type(door.fails(lambda: call(door.client, number))) is ReservationExpired
+
+
+def test_a_limit_beyond_all_blocks_lists_what_is_there(door: Door) -> None:
+    assert door.do(door.client.ls(limit=1 << 70)) == []
