@@ -53,13 +53,14 @@ _GROWTH_ROWS_MIN: Final = 1024
 class BulkRows:
     """READY rows to load at once, all on one tier; one entry per block in every column.
 
-    `keys`: unique. `parents`: their parents' keys. `namespace` (numbers),
+    `keys`: unique, 32 bytes each (dtype V32). `parents`: their parents' keys; quickest where most
+    blocks come right behind their parent. `namespace` (numbers),
     `depth`, `segment`, `page` (4 KiB pages into the segment), `stored_bytes`: integers.
     `created_wall_s`: seconds since the epoch.
     """
 
-    keys: Sequence[bytes]
-    parents: Sequence[bytes]
+    keys: npt.NDArray[np.void]
+    parents: npt.NDArray[np.void]
     namespace: npt.NDArray[Any]
     depth: npt.NDArray[Any]
     segment: npt.NDArray[Any]
@@ -232,10 +233,9 @@ class BlockIndex:
         """
         assert not self._row_of, "bulk loading needs an empty index"
         n = len(rows.keys)
-        self.keys = list(rows.keys)
+        self.keys = rows.keys.tolist()
         self._row_of = dict(zip(self.keys, range(n), strict=True))
-        parent = np.fromiter(map(self._row_of.get, rows.parents, repeat(NO_PARENT)), np.int32, n)
-        parent[rows.depth == 0] = ROOT
+        parent = self._parents(rows)
         self._set_columns(
             state=np.full(n, READY),
             tiers=np.full(n, tier),
@@ -251,8 +251,20 @@ class BlockIndex:
             created_wall_s=rows.created_wall_s,
         )
         for row in np.flatnonzero(parent == NO_PARENT).tolist():
-            self.parent[row] = self._ghost_parent(row, rows.parents[row])
+            self.parent[row] = self._ghost_parent(row, rows.parents[row].tobytes())
         return self._drop_contradictions()
+
+    def _parents(self, rows: BulkRows) -> npt.NDArray[np.int32]:
+        n = len(rows.keys)
+        parent = np.arange(-1, n - 1, dtype=np.int32)
+        parent[rows.depth == 0] = ROOT
+        keys, parents = rows.keys.view("<u8"), rows.parents.view("<u8")
+        behind = (keys.reshape(n, 4)[:-1] == parents.reshape(n, 4)[1:]).all(axis=1)
+        elsewhere = np.flatnonzero((rows.depth > 0) & ~np.concatenate(([False], behind))[:n])
+        wanted = rows.parents[elsewhere].tolist()
+        found = map(self._row_of.get, wanted, repeat(NO_PARENT))
+        parent[elsewhere] = np.fromiter(found, np.int32, len(wanted))
+        return parent
 
     def _set_columns(self, **columns: npt.NDArray[Any]) -> None:
         assert columns.keys() == _COLUMNS.keys()

@@ -17,6 +17,8 @@ from kvstore.tiers.base import PAGE_BYTES, Location, NamespaceRow, Recovered
 from kvstore.tiers.frame import Kind
 
 _log = logging.getLogger(__name__)
+_PAGE_BITS = 36
+"""More than enough for a page's number in its segment."""
 _LEVEL_ROWS_MIN = 32
 """Rows per depth from which on NumPy, a depth at a time, is the faster way."""
 
@@ -30,12 +32,12 @@ def load(core: Core, recovered: Recovered, secret: bytes) -> None:
     """
     number = _load_namespaces(core, recovered.namespaces, secret)
     good = _well_formed(core, recovered, number)
-    order = np.lexsort((recovered.offset, recovered.segment))
+    place = recovered.segment.astype(np.uint64) << np.uint64(_PAGE_BITS)
+    order = np.argsort(place | recovered.offset // PAGE_BYTES)
     chosen = order[good[order]]
-    packed = np.frombuffer(b"".join(recovered.keys), f"V{DIGEST_BYTES}")
     rows = BulkRows(
-        keys=packed[chosen].tolist(),
-        parents=recovered.parents[chosen].tolist(),
+        keys=np.frombuffer(b"".join(recovered.keys), f"V{DIGEST_BYTES}")[chosen],
+        parents=recovered.parents[chosen],
         namespace=number[recovered.namespace_no[chosen]],
         depth=recovered.depth[chosen],
         segment=recovered.segment[chosen],
