@@ -21,6 +21,7 @@ from model_adapter.serve.server import (
     make_server,
     open_socket,
     parse_listen,
+    run_until_signal,
     url_of,
 )
 from model_adapter.session import CachedSession, StoreBlocks, namespace_of
@@ -52,7 +53,6 @@ def run(options: ServeOptions) -> None:
     Raises `InputError` for an address that can't be had, and what a checkpoint or store raises that
     can't be opened: a server without the store it was told to use would hide that it is slow.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     host, port = parse_listen(options.listen)
     loopback = is_loopback(host)
     if not loopback and not options.allow_remote:
@@ -78,6 +78,7 @@ def run(options: ServeOptions) -> None:
             choose=Choosing(Drafter(model) if options.speculate else None),
         )
         listener = stack.enter_context(open_socket(host, port))
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         app = create_app(served, LOOPBACK_HOSTS if loopback else None)
         print(f"{served.name} at {url_of(listener)}", flush=True)
-        make_server(app, options.limits).run(sockets=[listener])
+        run_until_signal(make_server(app, options.limits), listener)

@@ -1,7 +1,7 @@
 """Sockets and the server on them."""
 
 import ipaddress
-import logging
+import signal
 import socket
 
 import uvicorn
@@ -12,8 +12,6 @@ from model_adapter.serve.limits import ServeLimits
 
 BACKLOG_CONNECTIONS = 64
 LOOPBACK_HOSTS = ["127.0.0.1", "[::1]", "localhost"]
-
-logger = logging.getLogger(__name__)
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -50,8 +48,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def make_server(app: ASGIApp, limits: ServeLimits) -> uvicorn.Server:
-    """A server for `app`; `run(sockets=…)` serves until `should_exit` or, in the main thread, a
-    SIGINT or SIGTERM."""
+    """A server for `app`; `run(sockets=[…])` serves until `should_exit`."""
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -65,3 +62,18 @@ def make_server(app: ASGIApp, limits: ServeLimits) -> uvicorn.Server:
         timeout_graceful_shutdown=limits.shutdown_s_max,
     )
     return uvicorn.Server(config)
+
+
+def run_until_signal(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, then return; for the main thread."""
+    # The server raises the signal that ended it once more, for the handler that was there before.
+    before = {sig: signal.signal(sig, _nothing) for sig in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[listener])
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def _nothing(sig: int, frame: object) -> None:
+    """The server has stopped already."""

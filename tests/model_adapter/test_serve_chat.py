@@ -160,7 +160,9 @@ def test_the_end_token_ends_the_answer():
 
 def test_a_seed_makes_a_sampled_answer_repeatable(api):
     def say(seed, **options):
-        return ask(api, temperature=1.5, seed=seed, max_tokens=8, **options).choices[0].message.content
+        return (
+            ask(api, temperature=1.5, seed=seed, max_tokens=8, **options).choices[0].message.content
+        )
 
     assert say(1) == say(1) != say(2)
     assert say(None) != say(None)
