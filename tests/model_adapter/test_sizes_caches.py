@@ -17,6 +17,7 @@ from model_adapter.sizes import (
 )
 
 RELEASED = Path(__file__).parents[1] / "golden" / "released"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sizes.md"
 FIRST_TOKEN_BYTES = 4
 
 
@@ -52,6 +53,20 @@ def test_what_a_released_prefill_node_hands_over(tokens, global_mb):
     assert sizes.beside_global == 2_703_360 + 202_752 + FIRST_TOKEN_BYTES
     assert round(sizes.beside_global / 1e6, 1) == 2.9
     assert sizes.handover == sizes.global_kv + sizes.beside_global
+
+
+@pytest.mark.parametrize(
+    ("shown", "tokens"),
+    [("8K", 8 << 10), ("32K", 32 << 10), ("128K", 128 << 10), ("1M − 1", (1 << 20) - 1)],
+)
+def test_the_documented_table_is_this_one(shown, tokens):
+    sizes = estimate(released(), tokens)
+    windows = sizes.encoder_windows + sizes.decoder_windows
+    columns = [sizes.main, sizes.index, sizes.global_kv, windows, sizes.dspark_windows]
+    numbers = [f"{n / 1e6:,.3f}" for n in columns]
+    numbers.append(f"{sizes.pending / 1e6:.3f}" if sizes.pending else "0")
+    numbers.append(f"{sizes.global_kv / 1e6:.1f} + {sizes.beside_global / 1e6:.1f}")
+    assert f"| {shown} | {' | '.join(numbers)} |" in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_an_odd_length_leaves_pending_rows_and_no_row_for_its_last_token():

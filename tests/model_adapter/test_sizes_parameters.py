@@ -21,6 +21,7 @@ from model_adapter.sizes.meta import MetaCheckpoint
 from model_adapter.weights import Weights
 
 RELEASED = Path(__file__).parents[1] / "golden" / "released"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sizes.md"
 BILLION = 1e9
 
 
@@ -110,6 +111,16 @@ def test_what_a_released_token_is_multiplied_with():
         assert part.active_prefill <= part.active_decode <= part.parameters
         if part.group in (Group.DSPARK, Group.VISION):
             assert part.active_decode == 0
+
+
+def test_the_documented_table_is_this_one():
+    table = DOCUMENT.read_text(encoding="utf-8")
+    for p in released_sizes().values():
+        numbers = [f"{p.parameters / 1e6:,.2f}", f"{p.disk_bytes / 1e9:,.3f}"]
+        numbers += [f"{n / 1e6:,.2f}" if n else "–" for n in (p.active_prefill, p.active_decode)]
+        assert f"| {p.group.value} | {p.part} | {' | '.join(numbers)} |" in table
+    for group in Group:
+        assert f"| **total** | **{released_total(group).parameters / 1e6:,.2f}** |" in table
 
 
 def test_the_released_engram_tables_have_the_rows_that_the_primes_add_up_to():
