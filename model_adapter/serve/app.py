@@ -2,10 +2,9 @@
 differs.
 """
 
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -14,23 +13,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from model_adapter.errors import InputError
 from model_adapter.serve.answers import Answer, Json
 from model_adapter.serve.calls import Call, CallMaker, Served, unknown_model
-from model_adapter.serve.desk import Desk, unless_gone
+from model_adapter.serve.desk import Desk, in_time, unless_gone
 from model_adapter.serve.errors import INVALID, SERVER, ApiError, api_error
-from model_adapter.serve.stream import DONE, KEEP_ALIVE, EventStream, event
+from model_adapter.serve.stream import MEDIA_TYPE, events
 from model_adapter.serve.worker import Finished, Job, Worker
 
 PREPARE_THREADS_MAX = 2
 """Requests that are rendered and tokenised, and whose pictures are read, at one time."""
 OWNED_BY = "local"
-
-logger = logging.getLogger(__name__)
 
 
 class House:
@@ -80,42 +77,25 @@ class Endpoint:
         self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._house.desk.place(), suppress(ClientDisconnect):
+            await self._respond(scope, receive, in_time(send, self._house.limits.send_s_max))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         house = self._house
-        with house.desk.place():
-            try:
-                body = await house.desk.body(Request(scope, receive))
-            except ClientDisconnect:
-                return
-            call = await anyio.to_thread.run_sync(self._prepare, body, limiter=house.threads)
-            with Job(house.worker, call.task) as job:
-                if response := await self._answer(job, call, receive):
-                    await response(scope, receive, send)
+        body = await house.desk.body(Request(scope, receive))
+        call = await anyio.to_thread.run_sync(self._prepare, body, limiter=house.threads)
+        with Job(house.worker, call.task) as job:
+            if response := await self._answer(job, call, receive):
+                await response(scope, receive, send)
 
     async def _answer(self, job: Job, call: Call, receive: Receive) -> Response | None:
         headers = {"x-request-id": call.task.id}
         if call.stream:
-            limits = self._house.limits
-            events = _events(job, call.answer, limits.keep_alive_s)
-            return EventStream(events, headers, limits.send_s_max)
+            chunks = events(job, call.answer, self._house.limits.keep_alive_s)
+            headers["cache-control"] = "no-cache"
+            return StreamingResponse(chunks, media_type=MEDIA_TYPE, headers=headers)
         content = await unless_gone(receive, _whole(job, call.answer))
         return None if content is None else JSONResponse(content, headers=headers)
-
-
-async def _events(job: Job, answer: Answer, keep_alive_s: float) -> AsyncIterator[str]:
-    try:
-        for chunk in answer.start():
-            yield event(chunk)
-        async for said in job.events(keep_alive_s):
-            if said is None:
-                yield KEEP_ALIVE
-                continue
-            for chunk in answer.end(said) if isinstance(said, Finished) else answer.piece(said):
-                yield event(chunk)
-    except Exception as e:
-        # the status is sent already
-        yield event(api_error(e).body())
-        return
-    yield DONE
 
 
 async def _whole(job: Job, answer: Answer) -> Json:

@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.types import Receive
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Send
 
 from model_adapter.serve.errors import SERVER, ApiError, invalid
 from model_adapter.serve.limits import ServeLimits
@@ -68,6 +68,19 @@ class Desk:
                 if len(data) > limit:
                     raise ApiError(413, f"the body has more than {limit} bytes")
         return bytes(data)
+
+
+def in_time(send: Send, send_s_max: float) -> Send:
+    """`send`, but a client that takes nothing for `send_s_max` seconds counts as gone."""
+
+    async def bounded(message: Message) -> None:
+        try:
+            async with asyncio.timeout(send_s_max):
+                await send(message)
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+    return bounded
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

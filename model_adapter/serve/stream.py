@@ -1,19 +1,17 @@
-"""Server-sent events, to a client that reads them or is given up."""
+"""Answers as they come: server-sent events."""
 
-import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from model_adapter.serve.answers import Answer
+from model_adapter.serve.errors import api_error
+from model_adapter.serve.worker import Finished, Job
 
+MEDIA_TYPE = "text/event-stream"
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
 """A comment, which clients skip."""
-
-logger = logging.getLogger(__name__)
 
 
 def event(data: dict[str, Any]) -> str:
@@ -21,24 +19,18 @@ def event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-class EventStream(StreamingResponse):
-    """`events` as they come. A client that takes nothing for `send_s_max` seconds is given up;
-    one that goes away ends the response."""
-
-    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], send_s_max: float):
-        super().__init__(
-            events,
-            media_type="text/event-stream",
-            headers=headers | {"cache-control": "no-cache"},
-        )
-        self._send_s_max = send_s_max
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._send_s_max):
-                await send(message)
-
-        try:
-            await super().__call__(scope, receive, bounded)
-        except TimeoutError:
-            logger.warning("a client took nothing for %g s; it is given up", self._send_s_max)
+async def events(job: Job, answer: Answer, keep_alive_s: float) -> AsyncIterator[str]:
+    """An answer's chunks. An error that comes when the status is sent already is the last event."""
+    try:
+        for chunk in answer.start():
+            yield event(chunk)
+        async for said in job.events(keep_alive_s):
+            if said is None:
+                yield KEEP_ALIVE
+                continue
+            for chunk in answer.end(said) if isinstance(said, Finished) else answer.piece(said):
+                yield event(chunk)
+    except Exception as e:
+        yield event(api_error(e).body())
+        return
+    yield DONE

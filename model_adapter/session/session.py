@@ -122,7 +122,11 @@ class CachedSession:
         if images:
             _ = self.vision
         image_token = self.model.config.image_token
-        return () if image_token is None else locate_images(ids, images, image_token).images
+        return (
+            ()
+            if image_token is None
+            else locate_images(ids.astype(np.int64), images, image_token).images
+        )
 
 
 class _Request:

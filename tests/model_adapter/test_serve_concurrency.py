@@ -1,5 +1,7 @@
 """Several clients at once, too many, and those that go away."""
 
+import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +141,26 @@ def test_a_waiting_client_that_goes_away_is_never_answered():
         talker.allowed.release(8)
         assert first.result(A_WHILE_S).usage.completion_tokens == 8
         assert not talker.begun.acquire(timeout=0.2)
+
+
+def test_a_client_that_takes_nothing_is_given_up():
+    talker = Talker()
+    talker.allowed.release(1_000_000)
+    limits = ServeLimits(send_s_max=0.3, shutdown_s_max=2)
+    body = json.dumps({"model": NAME, "prompt": "Hello", "max_tokens": 16000, "stream": True})
+    with chatting(choose=talker, limits=limits) as api, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((api.base_url.host, api.base_url.port))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+        client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        assert talker.begun.acquire(timeout=A_WHILE_S)
+        assert until(lambda: health(api)["requests"] == 0)
+        sent = b""
+        client.settimeout(A_WHILE_S)
+        while part := client.recv(1 << 16):
+            sent += part
+    assert sent.startswith(b"HTTP/1.1 200 OK")
+    assert b"[DONE]" not in sent
 
 
 def test_a_silent_stream_is_kept_alive():
