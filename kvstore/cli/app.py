@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstore.bench.replay import replay
 from kvstore.cli import inspect, serve
 from kvstore.errors import KVStoreError
 
@@ -17,6 +18,10 @@ app.command("stat")(inspect.stat)
 app.command("ls")(inspect.ls)
 app.command("verify")(inspect.verify)
 app.command("evict")(inspect.evict)
+
+bench_app = typer.Typer(help="Measure: what a cache would hit.", **_SETTINGS)  # type: ignore[arg-type]
+bench_app.command("replay")(replay)
+app.add_typer(bench_app, name="bench")
 
 serve_app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 serve_app.command("kvstored")(serve.serve)

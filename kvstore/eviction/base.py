@@ -74,9 +74,9 @@ class EvictionPolicy(ABC):
         self.surroundings = surroundings
 
     def foresee(self, chain: Chain, held: int) -> None:
-        """A request found the first `held` rows of `chain` (root first) and is about to add the
-        others; called before their `add`, once per request. Policies that learn from what comes
-        back after it had gone listen here."""
+        """A request came: the first `held` rows of `chain` (root first) are in, the others may be
+        added now. Called once per request, before its adds and its touch, also where nothing
+        misses. Policies that learn from what comes back after it had gone listen here."""
         return
 
     def admits(self, row: int, victim: int) -> bool:

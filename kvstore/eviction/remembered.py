@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 _REMEMBERED: Final = 8
-_CELLS_MIN: Final = 1 << 14
+_CELLS_MIN: Final = 1 << 16
 _CELLS_MAX: Final = 1 << 23
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 

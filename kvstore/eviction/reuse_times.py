@@ -13,6 +13,7 @@ these by all observations, and these by a prior that makes a block the less like
 longer it is away.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -23,8 +24,8 @@ _FIRST_AGE_S: Final = 0.5
 _PER_OCTAVE: Final = 2
 _PRIOR_REUSE: Final = 0.5
 _PRIOR_REQUESTS: Final = 20.0
-_GROUP_REQUESTS: Final = 5.0
-_CLASS_REQUESTS: Final = 300.0
+_GROUP_REQUESTS: Final = 20.0
+_CLASS_REQUESTS: Final = 100.0
 _REFRESH_GROWTH: Final = 0.05
 _REFRESH_ROWS_MAX: Final = 100_000
 _HALVE_REQUESTS: Final = 1 << 20
@@ -64,9 +65,7 @@ class ReuseTimes:
         self._returned = np.zeros((classes, AGES))
         self._started = np.zeros(classes)
         self._index = np.zeros((classes, AGES))
-        self._known = np.zeros(classes, dtype=bool)
-        self._default = _gittins(_prior()[None])[0]
-        self._index[:] = self._default
+        self._index[:] = _gittins(_prior()[None])
         self._requests = self._rows = self._rows_since = 0.0
 
     def request(self, rows: int) -> None:
@@ -100,6 +99,13 @@ class ReuseTimes:
         worth: Floats = self._index[classes, age_bin(age_s)]
         return worth
 
+    def worth_of(self, kind: int, age_s: float) -> float:
+        """`worth` of one block."""
+        if age_s < _FIRST_AGE_S:
+            return self._index.item(kind, 0)
+        age = int(_PER_OCTAVE * math.log2(age_s / _FIRST_AGE_S)) + 1
+        return self._index.item(kind, min(age, AGES - 1))
+
     def _refresh(self) -> None:
         self._rows_since = 0.0
         if self._requests > _HALVE_REQUESTS:
@@ -117,8 +123,11 @@ class ReuseTimes:
         groups += _GROUP_REQUESTS * everything / everything.sum()
         shared = groups[self._group_of[seen]]
         counts += _CLASS_REQUESTS * shared / shared.sum(axis=1, keepdims=True)
-        fresh = _gittins(groups)
-        self._index[:] = fresh[self._group_of]
+        self._index[:] = _gittins(everything[None])
+        active = np.unique(self._group_of[seen])
+        peers = np.flatnonzero(np.isin(self._group_of, active))
+        index_of = _gittins(groups[active])
+        self._index[peers] = index_of[np.searchsorted(active, self._group_of[peers])]
         self._index[seen] = _gittins(counts)
 
 

@@ -64,16 +64,25 @@ class WTinyLfu(QueuePolicy):
         super().__init__(surroundings)
         self._share = window
         self._window, self._probation, self._protected = Queue(), Queue(), Queue()
+        self._loser: int | None = None
         self._sketch = _Sketch(surroundings.capacity_rows())
 
     def touch(self, rows: Chain) -> None:
         chain = np.asarray(rows, np.int64)
         if len(chain):
             self._sketch.count(self.surroundings.identity(chain))
+        self._loser = None
         super().touch(chain)
 
     def _enter(self, row: int) -> None:
         self._window.append(row)
+        # where the main space isn't full there is nothing to contend for
+        room = self._capacity - self._window_rows()
+        while len(self._window) > self._window_rows() and self._main_rows() < room:
+            self._probation.append(self._window.pop_oldest())
+
+    def _main_rows(self) -> int:
+        return len(self._probation) + len(self._protected)
 
     def _hit(self, rows: Sequence[int]) -> None:
         window, probation, protected = self._window, self._probation, self._protected
@@ -90,24 +99,32 @@ class WTinyLfu(QueuePolicy):
             probation.append(protected.pop_oldest())
 
     def _leave(self, row: int, name: int | None) -> None:
+        if row == self._loser:
+            self._loser = None
         next(queue for queue in self._queues() if row in queue).remove(row)
 
     def _window_rows(self) -> int:
         return max(1, int(self._capacity * self._share))
 
     def _propose(self, may_go: Callable[[int], bool]) -> int | None:
-        while len(self._window) > self._window_rows():
+        loser = self._loser
+        if loser is not None and may_go(loser):
+            return loser
+        candidate = None
+        # rows that are in, but not placed yet, press on the window
+        if len(self._window) + len(self._fresh) > self._window_rows():
             candidate = self._window.first(may_go)
-            if candidate is None:
-                break
-            rival = self._main_victim(may_go)
-            if rival is None or not self._beats(candidate, rival):
-                return candidate
+        if candidate is None:
+            row = self._main_victim(may_go)
+            return self._window.first(may_go) if row is None else row
+        rival = self._main_victim(may_go)
+        if rival is None or not self._beats(candidate, rival):
+            self._loser = candidate
+        else:
             self._window.remove(candidate)
             self._probation.append(candidate)
-            return rival
-        row = self._main_victim(may_go)
-        return self._window.first(may_go) if row is None else row
+            self._loser = rival
+        return self._loser
 
     def _beats(self, candidate: int, rival: int) -> bool:
         names = self.surroundings.identity(np.array([candidate, rival], np.int64))

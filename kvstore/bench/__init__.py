@@ -1,0 +1,1 @@
+"""Replaying request traces: readers, the simulator, the cost model and the pictures."""
