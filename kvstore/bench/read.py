@@ -138,7 +138,8 @@ def _ragpulse(path: Path) -> Iterator[Request]:
         for _, entry in _lines(path / table)
     }
     trace = path / "0_trace.jsonl"
-    for line, entry in _lines(trace):
+    # a few lines are out of order by some seconds
+    for line, entry in sorted(_lines(trace), key=lambda one: float(one[1].get("timestamp", 0))):
         parts = _field(trace, line, entry, "hash_ids")
         ids = [i for part in _RAG_PARTS for i in parts.get(part, [])]
         ends = np.cumsum([tokens_of[i] for i in ids])

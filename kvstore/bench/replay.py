@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvstore.bench import pictures
 from kvstore.bench.cost import PRESETS
@@ -115,28 +116,34 @@ def _print(trace: Trace, figures: list[dict[str, Any]]) -> None:
         f"accesses, {facts['unique_blocks']:,} unique blocks of {facts['block_tokens']} tokens, "
         f"unbounded cache {facts['unbounded_hit_rate']:.2%}"
     )
-    table = Table("policy", "blocks")
     places = [place for place in figures[0]["hits"] if place != "miss"]
-    for head in ("hit", *(places if len(places) > 1 else ()), "miss", "requests hit", "evicted"):
-        table.add_column(head, justify="right")
-    for head in ("refused", "TTFT p50 s", "p90", "p99"):
-        table.add_column(head, justify="right")
+    split = places if len(places) > 1 else []
+    table = Table(Column("policy", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    heads = ("blocks", "hit %", *split, "miss", "asked", "evict", "refuse", "p50", "p99")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     for f in figures:
         hits, seconds, blocks = f["hits"], f["ttft_s"], f["blocks"]
+        shares = [f["hit_rate"], *(hits.get(p, 0) for p in split), hits["miss"]]
         table.add_row(
             f["policy"],
-            f"{f['capacity_blocks']:,} ({f['capacity_share']:.2%})",
-            f"{f['hit_rate']:.2%}",
-            *(f"{hits.get(p, 0):.2%}" for p in (places if len(places) > 1 else ())),
-            f"{hits['miss']:.2%}",
-            f"{f['request_hit_rate']:.2%}",
-            f"{blocks['evicted']:,}",
-            f"{blocks['refused']:,}",
-            *(f"{seconds.get(q, 0):.2f}" for q in ("p50", "p90", "p99")),
+            f"{f['capacity_blocks']:,}",
+            *(f"{share * 100:.1f}" for share in (*shares, f["request_hit_rate"])),
+            _count(blocks["evicted"]),
+            _count(blocks["refused"]),
+            *(f"{seconds.get(q, 0):.2f}" for q in ("p50", "p99")),
         )
     cold = figures[0]["ttft_without_cache_s"]
     console.print(table)
     console.print(
-        f"times by cost model {figures[0]['cost_model']}; without a cache p50 "
+        f"hit, miss: % of tokens; asked: % of requests that hit; seconds to first token by model "
+        f"{figures[0]['cost_model']}; without a cache p50 "
         f"{cold.get('p50', 0):.2f} s, p99 {cold.get('p99', 0):.2f} s"
     )
+
+
+def _count(n: int) -> str:
+    """Three or four digits."""
+    if n < 10_000:
+        return str(n)
+    return f"{n / 1000:.0f}k" if n < 10_000_000 else f"{n / 1e6:.1f}M"

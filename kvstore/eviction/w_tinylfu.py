@@ -16,8 +16,9 @@ from kvstore.eviction.queues import Queue, QueuePolicy
 _PROTECTED_SHARE = 0.8
 _DEPTH = 4
 _COUNT_MAX = 15
-_SAMPLE_PER_COUNTER = 10
-_COUNTERS_MIN = 1024
+_SAMPLE_PER_NAME = 10
+_COUNTERS_PER_NAME = 8
+_NAMES_MIN = 1024
 _MIX = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
 )[:, None]
@@ -27,11 +28,12 @@ class _Sketch:
     """How often a name was seen lately, at most 15; all counts halve as the sample fills up."""
 
     def __init__(self, names: int) -> None:
-        bits = max(_COUNTERS_MIN, names).bit_length()
+        names = max(_NAMES_MIN, names)
+        bits = (names * _COUNTERS_PER_NAME).bit_length()
         self._shift = np.uint64(64 - bits)
         self._counts = np.zeros((_DEPTH, 1 << bits), np.uint8)
         self._lines = np.arange(_DEPTH)[:, None]
-        self._sample = _SAMPLE_PER_COUNTER << bits
+        self._sample = _SAMPLE_PER_NAME * names
         self._seen = 0
 
     def _cells(self, names: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -65,14 +67,27 @@ class WTinyLfu(QueuePolicy):
         self._share = window
         self._window, self._probation, self._protected = Queue(), Queue(), Queue()
         self._loser: int | None = None
+        self._foreseen = False
         self._sketch = _Sketch(surroundings.capacity_rows())
 
+    def foresee(self, chain: Chain, held: int) -> None:
+        self._count(chain)
+        self._foreseen = True
+
+    def admits(self, row: int, victim: int) -> bool:
+        # the chain of one request may overflow the window by itself
+        return len(self._fresh) < self._window_rows() or self._beats(row, victim)
+
     def touch(self, rows: Chain) -> None:
-        chain = np.asarray(rows, np.int64)
-        if len(chain):
-            self._sketch.count(self.surroundings.identity(chain))
         self._loser = None
-        super().touch(chain)
+        if not self._foreseen:
+            self._count(rows)
+        self._foreseen = False
+        super().touch(rows)
+
+    def _count(self, rows: Chain) -> None:
+        if len(rows):
+            self._sketch.count(self.surroundings.identity(np.asarray(rows, np.int64)))
 
     def _enter(self, row: int) -> None:
         self._window.append(row)

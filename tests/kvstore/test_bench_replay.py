@@ -1,0 +1,127 @@
+import builtins
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import bench_policies
+from kvstore.bench import pictures
+from kvstore.cli.app import app, main
+from kvstore.errors import InvalidRequest
+
+TRACES = Path(__file__).parent / "traces"
+WEKA = str(TRACES / "weka.tar.zst")
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["bench", "replay", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_for_programs():
+    arguments = (
+        "--users",
+        "3",
+        "--capacity",
+        "0.1",
+        "--capacity",
+        "300",
+        "--json",
+        "--dram",
+        "0.5",
+    )
+    printed = json.loads(run(WEKA, *arguments, "--policy", "lru", "--policy", "optimum"))
+    assert printed["trace"]["name"] == "weka-256-u3-cap60"
+    replays = printed["replays"]
+    assert [r["policy"] for r in replays] == ["lru", "lru", "optimum", "optimum"]
+    assert [r["capacity_blocks"] for r in replays] == [183, 300, 183, 300]
+    assert replays[0]["dram_capacity_blocks"] == 91
+    for replay in replays:
+        assert sum(replay["hits"].values()) == pytest.approx(1)
+        assert replay["hits"]["miss"] == pytest.approx(1 - replay["hit_rate"])
+    assert replays[2]["hit_rate"] > replays[0]["hit_rate"] > 0
+    assert replays[0]["ttft_s"]["mean"] < replays[0]["ttft_without_cache_s"]["mean"]
+    again = json.loads(run(WEKA, *arguments, "--policy", "lru", "--policy", "optimum"))
+    assert again == printed
+
+
+def test_another_seed_plays_the_sessions_in_another_order():
+    one, two = (
+        json.loads(run(WEKA, "--users", "3", "--seed", s, "--policy", "lru", "--json"))["replays"]
+        for s in "01"
+    )
+    assert one != two
+
+
+def test_a_table_for_people():
+    printed = run(str(TRACES / "mooncake.jsonl"), "--policy", "gittins", "--capacity", "0.25")
+    assert "150 requests" in printed
+    assert "gittins" in printed
+    assert "h100" in printed
+
+
+def test_one_offs_and_faster_prefill_show():
+    plain = json.loads(run(WEKA, "--policy", "lru", "--json", "--capacity", "0.5"))
+    scanned = json.loads(
+        run(WEKA, "--policy", "lru", "--json", "--capacity", "0.5", "--one-offs", "0.3")
+    )
+    assert scanned["trace"]["requests"] > plain["trace"]["requests"]
+    fast = json.loads(
+        run(WEKA, "--policy", "lru", "--json", "--capacity", "0.5", "--cost", "gb300")
+    )
+    assert fast["replays"][0]["ttft_s"]["p50"] < plain["replays"][0]["ttft_s"]["p50"]
+
+
+def test_pictures(tmp_path):
+    pytest.importorskip("matplotlib")
+    run(WEKA, "--capacity", "0.1", "--capacity", "0.3", "--dram", "0.5", "--png", str(tmp_path))
+    for name in ("hit_rates", "tiers_over_time", "ttft"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_without_matplotlib_say_what_to_install(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InvalidRequest, match=r"ds41-kvstore\[model\]"):
+        pictures.hit_rates("x", {"lru": [(0.1, 0.5)]}, tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "no trace at nowhere.jsonl"),
+        ([WEKA, "--policy", "mru"], "no policy 'mru'"),
+        ([WEKA, "--policy", "lru", "--capacity", "-1"], "not above 0"),
+    ],
+)
+def test_mistakes_end_with_a_message(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["kvstore", "bench", "replay", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_table_at_its_smoke_size(tmp_path, capsys):
+    path = tmp_path / "policies.json"
+    assert bench_policies.main(["--smoke", "--json", str(path)]) == 0
+    traces = json.loads(path.read_text())["traces"]
+    assert traces.keys() == {"mooncake-conversation", "weka-cap60"}
+    for one in traces.values():
+        assert {r["policy"] for r in one["replays"]} >= {*bench_policies.CLASSICS, "gittins"}
+        for row in one["targets"].values():
+            assert row["optimum"] >= row["ours"]
+    assert "us_per_access" in traces["weka-cap60"]["replays"][0]
+
+
+def test_the_table_needs_traces(capsys):
+    assert bench_policies.main([]) == 2
+    assert "--traces" in capsys.readouterr().err
