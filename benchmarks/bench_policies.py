@@ -3,7 +3,9 @@
 `--traces DIR` is a folder with mooncake/, ragpulse/, lmcache-agent/ and weka/ as their projects
 publish them; the smoke size plays the small samples of the tests. For every trace it also plays a
 copy of which 30 % of the requests are prompts that nobody repeats (`scan`), at 5 %. Results are
-added to the JSON trace by trace, so that a run can be continued with `--only`. Targets: `gittins`
+added to the JSON trace by trace, so that a run can be continued with `--only`. `--foresight` asks
+instead what a policy would hit that guesses the times of the next requests with a given accuracy.
+Targets: `gittins`
 never more than 0.5 points below the best of the five classic policies; on the agentic traces at 1 %
 and 2 % at least half-way from that to the optimum; 2 µs per access.
 """
@@ -18,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.bench import pictures
+from kvstore.bench.belady import Belady, guessed_uses
 from kvstore.bench.cost import PRESETS
 from kvstore.bench.read import read
 from kvstore.bench.replay import curves_of
 from kvstore.bench.report import replay_figures, trace_figures
-from kvstore.bench.sweep import CLASSICS, DEFAULT_SHARES, HINTED, OPTIMUM, sweep
+from kvstore.bench.simulate import simulate
+from kvstore.bench.sweep import CLASSICS, DEFAULT_SHARES, HINTED, OPTIMUM, blocks_of, sweep
 from kvstore.bench.trace import Trace, with_one_offs
 from kvstore.bench.weka import Users
 
@@ -40,6 +44,7 @@ AGENTIC = ("miniswe", "magagent", "weka-cap60", "weka-asrecorded")
 SCAN_SHARE, SCAN_CAPACITY = 0.3, 0.05
 SAMPLES = Path(__file__).parent.parent / "tests" / "kvstore" / "traces"
 SMOKE = {"mooncake-conversation": "mooncake.jsonl", "weka-cap60": "weka.tar.zst"}
+FORESIGHT_CAPACITIES, FORESIGHT_R2 = (0.01, 0.02), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _SEED = 0
 
 
@@ -126,6 +131,18 @@ def one(name: str, trace: Trace, shares: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def foresight(trace: Trace) -> dict[str, Any]:
+    """Hit rates at 1 % and 2 % of Belady's rule over guesses, by their accuracy."""
+    rates: dict[str, Any] = {}
+    for share in FORESIGHT_CAPACITIES:
+        for r2 in FORESIGHT_R2:
+            guess = guessed_uses(trace, r2, _SEED)
+            made = simulate(trace, lambda _, g=guess: Belady(trace, g), blocks_of(share, trace))
+            rates.setdefault(f"{share}", {})[f"{r2}"] = made.hit_rate
+            print(f"  {share:.0%}, r2 {r2:.1f}: {made.hit_rate:.2%}", flush=True)
+    return rates
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 where everything ran; targets that are not met are printed, not failed."""
     parser = argparse.ArgumentParser(prog="bench_policies", description=__doc__)
@@ -134,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(NAMES), help="some of the traces")
     parser.add_argument("--json", type=Path, help="add the results to this file")
     parser.add_argument("--png", type=Path, help="folder for the pictures")
+    parser.add_argument("--foresight", action="store_true", help="guesses instead of policies")
     options = parser.parse_args(argv)
     if not options.smoke and not options.traces:
         parser.print_usage(sys.stderr)
@@ -143,24 +161,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.only or (SMOKE if options.smoke else NAMES):
         print(name, flush=True)
         trace = load(name, folder, options.smoke)
+        if options.foresight:
+            _add(options.json, name, "foresight", foresight(trace), options.smoke)
+            continue
         result = one(name, trace, DEFAULT_SHARES[-1:] if options.smoke else DEFAULT_SHARES)
         for share, row in result["targets"].items():
             missed = [what for what in ("not_below_classic", "half_way") if row.get(what) is False]
             print(f"  {float(share):.0%} " + (f"misses {', '.join(missed)}" if missed else "ok"))
-        if options.json:
-            _add(options.json, name, result, options.smoke)
+        for key, value in result.items():
+            _add(options.json, name, key, value, options.smoke)
         if options.png:
             title = f"{result['trace']['name']}: token hit rate"
             pictures.hit_rates(title, curves_of(result["replays"]), options.png / f"{name}.png")
     return 0
 
 
-def _add(path: Path, name: str, result: dict[str, Any], smoke: bool) -> None:
+def _add(path: Path | None, name: str, key: str, value: Any, smoke: bool) -> None:
+    if path is None:
+        return
     whole: dict[str, Any] = {"benchmark": "policies", "smoke": smoke, "traces": {}}
     if path.exists():
         whole = json.loads(path.read_text())
     whole["machine"] = platform.machine()
-    whole["traces"][name] = result
+    whole["traces"].setdefault(name, {})[key] = value
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n")
 

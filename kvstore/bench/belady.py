@@ -28,13 +28,35 @@ def next_uses(trace: Trace) -> npt.NDArray[np.int64]:
     return following
 
 
+def guessed_uses(trace: Trace, r2: float, seed: int) -> npt.NDArray[np.int64]:
+    """For every access, a guess in milliseconds of when the block is asked for next.
+
+    What a policy could know at best that explains the share `r2` of the variance of the logarithm
+    of the times between requests for a chain: one guess per request, for all of its blocks. That a
+    block is never asked for again is known.
+    """
+    request = np.repeat(np.arange(trace.requests), np.diff(trace.start))
+    following = next_uses(trace)
+    again = following != NEVER
+    now, then = trace.time_s[request[again]], trace.time_s[following[again]]
+    gap = np.log(then - now + 0.5)
+    noise = np.random.default_rng(seed).standard_normal(trace.requests)[request[again]]
+    spread = np.sqrt(r2 * (1 - r2)) * gap.std()
+    guess = np.exp(gap.mean() + r2 * (gap - gap.mean()) + spread * noise)
+    guessed = np.full(trace.accesses, NEVER, np.int64)
+    guessed[again] = (1000 * (now + guess)).astype(np.int64)
+    return guessed
+
+
 class Belady(EvictionPolicy):
     """See the module. Rows MUST be the block numbers of `trace`, and the caller plays it through
-    from the start, calling `foresee` for every request."""
+    from the start, calling `foresee` for every request. `following`: instead of the truth, a guess
+    (`guessed_uses`)."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, following: npt.NDArray[np.int64] | None = None) -> None:
         super().__init__()
-        self._trace, self._following = trace, next_uses(trace)
+        self._trace = trace
+        self._following = next_uses(trace) if following is None else following
         self._next = np.full(trace.unique, NEVER, np.int64)
         self._in = np.zeros(trace.unique, bool)
         self._heap: list[tuple[int, int]] = []

@@ -119,7 +119,7 @@ def _print(trace: Trace, figures: list[dict[str, Any]]) -> None:
     places = [place for place in figures[0]["hits"] if place != "miss"]
     split = places if len(places) > 1 else []
     table = Table(Column("policy", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    heads = ("blocks", "hit %", *split, "miss", "asked", "evict", "refuse", "p50", "p99")
+    heads = ("blocks", "hit %", *split, "miss", "asked", "evicted", "p50", "p99")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for f in figures:
@@ -130,7 +130,6 @@ def _print(trace: Trace, figures: list[dict[str, Any]]) -> None:
             f"{f['capacity_blocks']:,}",
             *(f"{share * 100:.1f}" for share in (*shares, f["request_hit_rate"])),
             _count(blocks["evicted"]),
-            _count(blocks["refused"]),
             *(f"{seconds.get(q, 0):.2f}" for q in ("p50", "p99")),
         )
     cold = figures[0]["ttft_without_cache_s"]

@@ -122,6 +122,14 @@ def test_the_table_at_its_smoke_size(tmp_path, capsys):
     assert "us_per_access" in traces["weka-cap60"]["replays"][0]
 
 
+def test_better_guesses_hit_more(tmp_path):
+    path = tmp_path / "policies.json"
+    chosen = ["--only", "weka-cap60", "--json", str(path)]
+    assert bench_policies.main(["--smoke", "--foresight", *chosen]) == 0
+    rates = json.loads(path.read_text())["traces"]["weka-cap60"]["foresight"]["0.02"]
+    assert rates["1.0"] > rates["0.0"]
+
+
 def test_the_table_needs_traces(capsys):
     assert bench_policies.main([]) == 2
     assert "--traces" in capsys.readouterr().err

@@ -115,7 +115,8 @@ def test_a_reader_that_goes_away_ends_its_answer_at_the_next_token(let_be_said):
         assert until(lambda: health(api)["requests"] == 0)
         talker.allowed.release(100)
         assert talker.ended.acquire(timeout=A_WHILE_S)
-        assert talker.said == let_be_said + 1
+        # the token that was being made when the reader went is the last, if one was
+        assert talker.said in (let_be_said, let_be_said + 1)
 
 
 def test_a_client_that_waits_no_longer_ends_its_answer():
