@@ -11,13 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from model_adapter import records
 from model_adapter.dspark import Draft, Drafter, DraftWindows, FeatureTap
 from model_adapter.golden.end_to_end import Comparison
 from model_adapter.golden.result import Part, Result, equal, relative
-
-MIDPOINT_DISTANCE_MAX = 1e-5
-"""How far, of its own size, a value may lie from where its rounding turns."""
+from model_adapter.golden.rounding import part_at_a_midpoint
 
 
 def draft(c: Comparison) -> Iterator[Result]:
@@ -35,7 +32,7 @@ def draft(c: Comparison) -> Iterator[Result]:
     theirs = _Run(c, c.vectors.get("dspark.target_features").to(features.dtype), anchor)
     mine = _Run(c, features, anchor)
     yield from _alone(c, theirs.draft)
-    jumped = mine.parts_by_rounding(theirs)
+    jumped = part_at_a_midpoint(mine.values, theirs.values)
     for result in _end_to_end(c, mine.draft):
         yield replace(result, tolerance=None) if jumped else result
 
@@ -54,20 +51,6 @@ class _Run:
     def _keep(self, stage: str, layer: int, tensor: torch.Tensor) -> None:
         if stage == "window_kv":
             self.values.append(tensor.clone())
-
-    def parts_by_rounding(self, other: "_Run") -> bool:
-        """Whether the two runs' codes differ, first at values on a midpoint."""
-        for mine, theirs in zip(self.values, other.values, strict=True):
-            a, b = (
-                records.unpack(records.WINDOW, records.pack(records.WINDOW, v))
-                for v in (mine, theirs)
-            )
-            apart = a != b
-            if apart.any():
-                midpoint = ((a + b) / 2)[apart]
-                distance = (mine.float()[apart] - midpoint).abs()
-                return bool((distance <= MIDPOINT_DISTANCE_MAX * midpoint.abs()).all())
-        return False
 
 
 def _parts(result: Draft) -> list[tuple[str, torch.Tensor]]:
