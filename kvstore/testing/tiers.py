@@ -6,7 +6,9 @@ A test class inherits a suite and says how its tier is made; pytest then runs th
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvstore.testing.tiers_frames import (
@@ -22,6 +24,7 @@ from kvstore.tiers.base import (
     PAGE_BYTES,
     Location,
     LogTier,
+    PoolTier,
     ReadItem,
     Recovered,
     Slot,
@@ -33,38 +36,45 @@ from kvstore.tiers.frame import SectionCorrupt, WrongFrame, decode_header, verif
 from kvstore.tiers.ssd.files import aligned_buffer
 
 
-class SlotTierContract:
-    """What every `SlotTier` does. Say `make(budget_bytes)`."""
+class PoolTierContract:
+    """What every `PoolTier` does. Say `make(budget_bytes)`, and how bytes come and go."""
 
     pages = 64
 
-    def make(self, budget_bytes: int) -> SlotTier:
+    def make(self, budget_bytes: int) -> PoolTier:
         """A fresh tier."""
         raise NotImplementedError
 
+    def write(self, tier: Any, slot: Slot, data: bytes) -> None:
+        """Put bytes into a slot, from its start."""
+        raise NotImplementedError
+
+    def read(self, tier: Any, slot: Slot, length: int) -> bytes:
+        """The first bytes of a slot."""
+        raise NotImplementedError
+
     @pytest.fixture
-    def tier(self) -> Iterator[SlotTier]:
+    def tier(self) -> Iterator[PoolTier]:
         tier = self.make(self.pages * PAGE_BYTES)
         yield tier
         tier.check_integrity()
         tier.close()
 
-    def test_a_slot_is_whole_aligned_pages(self, tier: SlotTier) -> None:
+    def test_a_slot_is_whole_aligned_pages(self, tier: PoolTier) -> None:
         slot = tier.alloc(PAGE_BYTES + 1)
         assert slot is not None
         assert slot.length == 2 * PAGE_BYTES
         assert slot.offset % PAGE_BYTES == 0
-        assert len(tier.view(slot)) == slot.length
         assert tier.used_bytes == slot.length
 
-    def test_the_budget_is_all_there_is_and_holds(self, tier: SlotTier) -> None:
+    def test_the_budget_is_all_there_is_and_holds(self, tier: PoolTier) -> None:
         assert tier.budget_bytes == self.pages * PAGE_BYTES
         slots = [tier.alloc(PAGE_BYTES) for _ in range(self.pages)]
         assert None not in slots
         assert tier.alloc(1) is None
         assert tier.used_bytes == tier.budget_bytes
 
-    def test_neighbours_join_when_freed(self, tier: SlotTier) -> None:
+    def test_neighbours_join_when_freed(self, tier: PoolTier) -> None:
         slots = [tier.alloc(PAGE_BYTES) for _ in range(self.pages)]
         for slot in slots[::2] + slots[1::2]:
             assert slot is not None
@@ -73,7 +83,7 @@ class SlotTierContract:
         assert tier.alloc(tier.budget_bytes) is not None
 
     def test_a_freed_slot_is_stale_even_when_its_pages_are_taken_again(
-        self, tier: SlotTier
+        self, tier: PoolTier
     ) -> None:
         old = tier.alloc(PAGE_BYTES)
         assert old is not None
@@ -82,44 +92,75 @@ class SlotTierContract:
         assert new is not None
         assert new.page == old.page
         assert new.generation != old.generation
-        for use in (tier.view, tier.free):
-            with pytest.raises(StaleSlot):
-                use(old)
+        with pytest.raises(StaleSlot):
+            tier.free(old)
         assert tier.slot_at(new.page) == new
 
-    def test_only_a_live_slots_first_page_names_it(self, tier: SlotTier) -> None:
+    def test_generations_are_told_by_page(self, tier: PoolTier) -> None:
+        slots = [tier.alloc(PAGE_BYTES) for _ in range(5)]
+        live = [slot for slot in slots if slot is not None]
+        tier.free(live.pop(2))
+        again = tier.alloc(PAGE_BYTES)
+        assert again is not None
+        live.append(again)
+        pages = np.array([slot.page for slot in live], np.uint32)
+        assert tier.generations_of(pages).tolist() == [slot.generation for slot in live]
+
+    def test_only_a_live_slots_first_page_names_it(self, tier: PoolTier) -> None:
         slot = tier.alloc(2 * PAGE_BYTES)
         assert slot is not None
         with pytest.raises(StaleSlot):
             tier.slot_at(slot.page + 1)
 
-    def test_an_empty_slot_is_refused(self, tier: SlotTier) -> None:
+    def test_an_empty_slot_is_refused(self, tier: PoolTier) -> None:
         with pytest.raises(ValueError, match="at least one byte"):
             tier.alloc(0)
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_random_use_never_lets_slots_overlap(self, tier: SlotTier, seed: int) -> None:
+    def test_random_use_never_lets_slots_overlap(self, tier: PoolTier, seed: int) -> None:
         random = Random(seed)
         held: dict[Slot, bytes] = {}
         for step in range(600):
             if held and random.random() < 0.45:
                 slot = random.choice(list(held))
-                assert bytes(tier.view(slot)[:16]) == held.pop(slot)
+                assert self.read(tier, slot, 16) == held.pop(slot)
                 tier.free(slot)
             else:
                 slot_or_none = tier.alloc(random.randint(1, 9 * PAGE_BYTES))
                 if slot_or_none is None:
                     continue
                 mark = step.to_bytes(16, "little")
-                view = tier.view(slot_or_none)
-                view[:] = mark * (len(view) // 16)
+                self.write(tier, slot_or_none, mark * (slot_or_none.length // 16))
                 held[slot_or_none] = mark
             tier.check_integrity()
             assert tier.used_bytes == sum(s.length for s in held)
         for slot, mark in held.items():
-            assert tier.view(slot) == mark * (slot.length // 16)
+            assert self.read(tier, slot, slot.length) == mark * (slot.length // 16)
             tier.free(slot)
         assert tier.used_bytes == 0
+
+
+class SlotTierContract(PoolTierContract):
+    """What every `SlotTier` does. Say `make(budget_bytes)`."""
+
+    def write(self, tier: SlotTier, slot: Slot, data: bytes) -> None:
+        tier.view(slot)[: len(data)] = data
+
+    def read(self, tier: SlotTier, slot: Slot, length: int) -> bytes:
+        return bytes(tier.view(slot)[:length])
+
+    def test_a_view_is_the_whole_slot(self, tier: SlotTier) -> None:
+        slot = tier.alloc(PAGE_BYTES + 1)
+        assert slot is not None
+        assert len(tier.view(slot)) == slot.length
+
+    def test_a_freed_slot_has_no_view(self, tier: SlotTier) -> None:
+        old = tier.alloc(PAGE_BYTES)
+        assert old is not None
+        tier.free(old)
+        assert tier.alloc(PAGE_BYTES) is not None
+        with pytest.raises(StaleSlot):
+            tier.view(old)
 
 
 class LogTierContract:

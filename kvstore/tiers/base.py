@@ -1,8 +1,9 @@
 """The contract of the tiers, and the values that cross it.
 
-Two kinds of place: a `SlotTier` hands out ranges of one fixed arena (DRAM, later HBM), a `LogTier`
-appends frames to segments (SSD). Both hold an object as the same bytes, its frame
-(`kvstore.tiers.frame`), so that moving one is a single transfer and no copy.
+Two kinds of place: a `PoolTier` hands out ranges of fixed memory (HBM, and as a `SlotTier`, whose
+bytes the host can touch, DRAM), a `LogTier` appends frames to segments (SSD). Both hold an object
+as the same bytes, its frame (`kvstore.tiers.frame`), so that moving one is a single transfer and no
+copy.
 
 Threads. Methods marked *core* are called from one thread only, do no I/O and never block for long.
 Methods marked *worker* block; any number of threads may call them at once.
@@ -42,8 +43,8 @@ class StaleSlot(Exception):
     """The slot was freed; its bytes may belong to another object by now."""
 
 
-class SlotTier(Protocol):
-    """A fixed arena that hands out page-aligned slots. All methods are *core*, except `view`.
+class PoolTier(Protocol):
+    """Fixed memory that hands out page-aligned slots. All methods are *core*.
 
     The caller MUST free each slot once, and MUST keep it while a worker touches its bytes.
     """
@@ -76,16 +77,20 @@ class SlotTier(Protocol):
         """Give a slot back. `StaleSlot` where it was freed before."""
         ...
 
-    def view(self, slot: Slot) -> memoryview:
-        """The slot's bytes, writable, `slot.length` long. `StaleSlot` after `free`."""
-        ...
-
     def check_integrity(self) -> None:
         """Raise `AssertionError` saying what disagrees in the allocator's books."""
         ...
 
     def close(self) -> None:
         """Give the memory back. Views still held stay valid; the tier is not to be used again."""
+        ...
+
+
+class SlotTier(PoolTier, Protocol):
+    """A `PoolTier` in the host's memory. `view` may be called by workers too."""
+
+    def view(self, slot: Slot) -> memoryview:
+        """The slot's bytes, writable, `slot.length` long. `StaleSlot` after `free`."""
         ...
 
 
