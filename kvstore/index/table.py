@@ -1,7 +1,7 @@
 """The index: one dictionary from key to row, and one array per column.
 
 A million blocks are ordinary here, so a row owns no Python object but its key: the dictionary costs
-about 155 bytes per block, the columns 44, the list of keys 8. Single cells are read from
+about 155 bytes per block, the columns 48, the list of keys 8. Single cells are read from
 `array.array` (three times faster than from NumPy); whole columns through `view`, which lends the
 same memory to NumPy and MUST be dropped before a row is inserted.
 
@@ -40,6 +40,7 @@ _COLUMNS: Final = {
     "children": "I",
     "depth": "I",
     "slot": "I",
+    "hbm_slot": "I",
     "segment": "I",
     "page": "I",
     "stored_bytes": "I",
@@ -71,8 +72,8 @@ class BulkRows:
 
 class BlockIndex:
     """All rows. The columns are public and read freely; `state`, `parent`, `children`, `pins` and
-    the membership of a key change through methods only, `tiers` and the places (`slot`, `segment`,
-    `page`, `stored_bytes`) through whoever moves blocks between tiers."""
+    the membership of a key change through methods only, `tiers` and the places (`slot`, `hbm_slot`,
+    `segment`, `page`, `stored_bytes`) through whoever moves blocks between tiers."""
 
     def __init__(self) -> None:
         self.state = array("B")
@@ -82,6 +83,7 @@ class BlockIndex:
         self.children = array("I")
         self.depth = array("I")
         self.slot = array("I")
+        self.hbm_slot = array("I")
         self.segment = array("I")
         self.page = array("I")
         self.stored_bytes = array("I")
@@ -244,6 +246,7 @@ class BlockIndex:
             children=np.bincount(parent[parent >= 0], minlength=n),
             depth=rows.depth,
             slot=np.zeros(n),
+            hbm_slot=np.zeros(n),
             segment=rows.segment,
             page=rows.page,
             stored_bytes=rows.stored_bytes,

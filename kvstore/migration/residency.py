@@ -7,8 +7,11 @@ Rules that hold throughout:
   block leaves DRAM only while the log can't take it (`log_stalled`): the disk fails, or nothing on
   it may go. It is lost then, which is a miss; a full or failing disk must not close DRAM.
 * A block leaves its last tier only without children and pins, so that nothing unreachable is kept
-  while something reachable goes. A policy victim of the SSD leaves DRAM too: the SSD is the
-  store's capacity, DRAM its front.
+  while something reachable goes. A policy victim of the SSD leaves DRAM and HBM too: the SSD is the
+  store's capacity, they are its front.
+* A block may be in any set of tiers. In HBM alone with a log, it is *stranded*: not on SSD, and not
+  where it could be written from. It came so by the loss of its other copies, or left DRAM while
+  the log could not take it; it is copied back to DRAM as soon as the log takes blocks again.
 * A slot is given back when the last user of its bytes is done, however long ago its block left.
 * A corrupt copy leaves its tier alone and at once, whoever holds the block. Where it was the last
   copy, the block is a ghost until its key is put again; what hangs below it can't be reached
@@ -24,17 +27,18 @@ from kvstore.block import Tier
 from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.index import READY, BlockIndex
 from kvstore.metrics import Metrics
+from kvstore.migration.slot_users import SlotUsers
 from kvstore.migration.tickets import Tickets
-from kvstore.tiers.base import PAGE_BYTES, Location, LogTier, Slot, SlotTier
+from kvstore.tiers.base import PAGE_BYTES, Location, LogTier, PoolTier, Slot, SlotTier
 
-_DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
+_HBM, _DRAM, _SSD = int(Tier.HBM), int(Tier.DRAM), int(Tier.SSD)
 _log = logging.getLogger(__name__)
 
 
 class Residency:
-    """See the module. `ssd` is None in a store of DRAM alone. `changes` grows whenever something
-    may have become evictable or free: who was told "no room" need not ask again before that.
-    `log_degraded`, `log_stuck_at` (a value of `changes`): set by the log's lane."""
+    """See the module. `ssd` and `hbm` are None in a store without them. `changes` grows whenever
+    something may have become evictable or free: who was told "no room" need not ask again before
+    that. `log_degraded`, `log_stuck_at` (a value of `changes`): set by the log's lane."""
 
     def __init__(
         self,
@@ -43,19 +47,26 @@ class Residency:
         ssd: LogTier | None,
         policy: str,
         metrics: Metrics,
+        hbm: PoolTier | None = None,
     ) -> None:
         self.index, self.dram, self.ssd, self.metrics = index, dram, ssd, metrics
+        self.hbm = hbm
+        self.hbm_policy: EvictionPolicy = POLICIES[policy]()
         self.dram_policy: EvictionPolicy = POLICIES[policy]()
         self.ssd_policy: EvictionPolicy = POLICIES[policy]()
         self.dirty: dict[int, None] = {}
         self.dirty_bytes = 0
+        self.stranded: dict[int, None] = {}
         self.removes: dict[bytes, None] = {}
         self.tickets = Tickets()
         self.log_degraded = False
         self.log_stuck_at: int | None = None
         self.changes = 0
-        self._users: dict[int, int] = {}
-        self._orphaned: dict[int, Slot] = {}
+        self.dram_users = SlotUsers(dram, self._changed)
+        self.hbm_users = SlotUsers(hbm or dram, self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     @property
     def log_stalled(self) -> bool:
@@ -72,56 +83,37 @@ class Residency:
     # slots and their users
 
     def use(self, slot: Slot) -> None:
-        """Somebody touches the slot's bytes until `end_use`."""
-        self._users[slot.page] = self._users.get(slot.page, 0) + 1
+        """Somebody touches the bytes of a slot of DRAM until `end_use`."""
+        self.dram_users.use(slot)
 
     def end_use(self, slot: Slot) -> None:
         """One user fewer; an orphaned slot goes back with the last."""
-        left = self._users[slot.page] - 1
-        if left:
-            self._users[slot.page] = left
-            return
-        del self._users[slot.page]
-        self.changes += 1
-        if self._orphaned.pop(slot.page, None):
-            self.dram.free(slot)
+        self.dram_users.end_use(slot)
 
     def use_all(self, pages: Sequence[int]) -> None:
         """`use`, for slots named by their pages."""
-        users = self._users
-        for page in pages:
-            users[page] = users.get(page, 0) + 1
+        self.dram_users.use_all(pages)
 
     def end_use_all(self, pages: Sequence[int]) -> None:
         """`end_use`, for slots named by their pages."""
-        users, orphaned = self._users, self._orphaned
-        for page in pages:
-            left = users[page] - 1
-            if left:
-                users[page] = left
-                continue
-            del users[page]
-            slot = orphaned.pop(page, None)
-            if slot is not None:
-                self.dram.free(slot)
-        self.changes += bool(pages)
+        self.dram_users.end_use_all(pages)
 
     def free_slot(self, slot: Slot) -> None:
-        """Nobody owns the slot any more: free it, now or after its last user."""
-        self.changes += 1
-        if slot.page in self._users:
-            self._orphaned[slot.page] = slot
-        else:
-            self.dram.free(slot)
+        """Nobody owns the slot of DRAM any more: free it, now or after its last user."""
+        self.dram_users.free(slot)
 
     @property
     def slots_in_use(self) -> int:
-        """Slots whose bytes somebody touches now."""
-        return len(self._users)
+        """Slots of DRAM whose bytes somebody touches now."""
+        return len(self.dram_users)
 
     def slot_of(self, row: int) -> Slot:
         """The slot of a row that DRAM holds."""
         return self.dram.slot_at(self.index.slot[row])
+
+    def hbm_slot_of(self, row: int) -> Slot:
+        """The slot of a row that HBM holds."""
+        return self._pool_tier.slot_at(self.index.hbm_slot[row])
 
     def location_of(self, row: int) -> Location:
         """The place of a row that the SSD holds."""
@@ -138,6 +130,7 @@ class Residency:
         index.stored_bytes[row] = slot.length
         index.tiers[row] |= _DRAM
         self.dram_policy.add(row)
+        self.stranded.pop(row, None)
         if self.ssd is not None and not index.tiers[row] & _SSD:
             self.dirty[row] = None
             self.dirty_bytes += slot.length
@@ -150,7 +143,30 @@ class Residency:
         index.tiers[row] &= ~_DRAM
         self.dram_policy.remove(row)
         self._no_longer_dirty(row, slot.length)
+        self._note_stranded(row)
         self.free_slot(slot)
+
+    def enter_hbm(self, row: int, slot: Slot) -> None:
+        """A READY row's bytes now lie in `slot` too. MUST be followed by `touch_hbm`."""
+        index = self.index
+        assert index.state[row] == READY
+        assert not index.tiers[row] & _HBM
+        index.hbm_slot[row] = slot.page
+        index.tiers[row] |= _HBM
+        self.hbm_policy.add(row)
+
+    def leave_hbm(self, row: int) -> None:
+        """The row's bytes leave HBM; the caller knows that another tier holds them, or forgets the
+        row after."""
+        slot = self.hbm_slot_of(row)
+        self.index.tiers[row] &= ~_HBM
+        self.hbm_policy.remove(row)
+        self.stranded.pop(row, None)
+        self.hbm_users.free(slot)
+
+    def _note_stranded(self, row: int) -> None:
+        if self.ssd is not None and self.index.tiers[row] == _HBM:
+            self.stranded[row] = None
 
     def enter_ssd(self, row: int, location: Location, length: int) -> None:
         """The row's frame lies durable at `location`; a former place of it is dead. Rows that are
@@ -175,11 +191,14 @@ class Residency:
         self.ssd_policy.remove(row)
         self._log_tier.mark_dead(self.location_of(row), index.stored_bytes[row])
         self.removes[index.keys[row]] = None
+        self._note_stranded(row)
         self.changes += 1
 
     def drop(self, row: int) -> None:
         """The block leaves every tier and the index (a ghost stays where it has children)."""
         tiers = self.index.tiers[row]
+        if tiers & _HBM:
+            self.leave_hbm(row)
         if tiers & _SSD:
             self.leave_ssd(row)
         if tiers & _DRAM:
@@ -193,12 +212,12 @@ class Residency:
         self.index.forget(row)
         self.changes += 1
         if parent >= 0 and not self.index.children[parent]:
-            self.dram_policy.reconsider(parent)
-            self.ssd_policy.reconsider(parent)
+            for policy in self.policies:
+                policy.reconsider(parent)
 
     def quarantine(self, row: int, tier: Tier, why: object) -> None:
         """The copy on `tier` is not what was accepted: it leaves, counted and logged."""
-        name = "dram" if tier is Tier.DRAM else "ssd"
+        name = str(tier.name).lower()
         self.metrics.add(f"corrupt_{name}_blocks")
         _log.warning("quarantined block %s on %s: %s", self.index.keys[row].hex(), name, why)
         self.lose(row, tier)
@@ -209,6 +228,8 @@ class Residency:
         index = self.index
         if tier is Tier.DRAM:
             self.leave_dram(row)
+        elif tier is Tier.HBM:
+            self.leave_hbm(row)
         else:
             self.leave_ssd(row)
             if index.tiers[row] & _DRAM:
@@ -219,20 +240,36 @@ class Residency:
             if index.children[row]:
                 unreachable = index.descendants(row).tolist()
             self.forget(row)
-            self.dram_policy.cool(unreachable)
-            self.ssd_policy.cool(unreachable)
+            for policy in self.policies:
+                policy.cool(unreachable)
+
+    @property
+    def policies(self) -> tuple[EvictionPolicy, ...]:
+        """Of all tiers, the fastest first."""
+        return self.hbm_policy, self.dram_policy, self.ssd_policy
 
     def touch(self, rows: Sequence[int]) -> None:
         """Rows were used, and with each all blocks before it."""
+        chain = self._with_ancestors(rows)
+        if self.hbm is not None:
+            self.hbm_policy.touch(chain)
+        self.dram_policy.touch(chain)
+        if self.ssd is not None:
+            self.ssd_policy.touch(chain)
+
+    def touch_hbm(self, rows: Sequence[int]) -> None:
+        """`touch`, for HBM's policy alone: rows entered it, and none may be warmer than its
+        parent."""
+        self.hbm_policy.touch(self._with_ancestors(rows))
+
+    def _with_ancestors(self, rows: Sequence[int]) -> Sequence[int]:
+        """Rows and all above them, root first."""
         parent = self.index.parent
         if rows and rows[0] >= 0 > parent[rows[0]]:
             # the usual case: a chain from its root on
             chain = np.asarray(rows, np.int64)
             if (self.index.view("parent")[chain[1:]] == chain[:-1]).all():
-                self.dram_policy.touch(rows)
-                if self.ssd is not None:
-                    self.ssd_policy.touch(rows)
-                return
+                return rows
         seen: set[int] = set()
         order: list[int] = []
         for row in reversed(rows):
@@ -242,30 +279,39 @@ class Residency:
                 row = parent[row]
         # deepest first so far, each chain in one piece
         order.sort(key=self.index.depth.__getitem__)
-        self.dram_policy.touch(order)
-        self.ssd_policy.touch(order)
+        return order
 
     # who may go
 
     def may_leave_dram(self, row: int) -> bool:
         """Whether the policy's choice for DRAM can go now."""
         index = self.index
-        if index.slot[row] in self._users:
+        if index.slot[row] in self.dram_users:
             return False
-        return bool(index.tiers[row] & _SSD) or (self.log_stalled and self._is_free(row))
+        if index.tiers[row] & _SSD:
+            return True
+        return self.log_stalled and (bool(index.tiers[row] & _HBM) or self.is_free(row))
+
+    def may_leave_hbm(self, row: int) -> bool:
+        """Whether the policy's choice for HBM can go now, if need be by way of DRAM."""
+        return self.index.hbm_slot[row] not in self.hbm_users
 
     def may_leave_store(self, row: int) -> bool:
         """Whether a block can leave its last tier now."""
         index = self.index
-        in_use = index.tiers[row] & _DRAM and index.slot[row] in self._users
-        return not in_use and self._is_free(row)
+        tiers = index.tiers[row]
+        in_use = (tiers & _DRAM and index.slot[row] in self.dram_users) or (
+            tiers & _HBM and index.hbm_slot[row] in self.hbm_users
+        )
+        return not in_use and self.is_free(row)
 
-    def _is_free(self, row: int) -> bool:
+    def is_free(self, row: int) -> bool:
+        """Whether nothing keeps the block in the store: no child, no pin."""
         return not self.index.children[row] and not self.index.pins[row]
 
     def demote(self, row: int) -> None:
-        """A DRAM victim goes: to the SSD's copy alone, or for good."""
-        if self.index.tiers[row] & _SSD:
+        """A DRAM victim goes: another tier's copy stays, or it is gone for good."""
+        if self.index.tiers[row] & (_SSD | _HBM):
             self.leave_dram(row)
             self.metrics.add("demoted_blocks")
         else:
@@ -290,35 +336,36 @@ class Residency:
         assert self.ssd is not None, "a store of DRAM alone has no log"
         return self.ssd
 
+    @property
+    def _pool_tier(self) -> PoolTier:
+        assert self.hbm is not None, "this store has no HBM"
+        return self.hbm
+
     def _no_longer_dirty(self, row: int, length: int) -> None:
         if row in self.dirty:
             del self.dirty[row]
             self.dirty_bytes -= length
 
-    def check_integrity(self, other_slots: Iterable[Slot] = ()) -> None:
+    def check_integrity(
+        self, other_slots: Iterable[Slot] = (), other_hbm_slots: Iterable[Slot] = ()
+    ) -> None:
         """Raise `AssertionError` where index, tiers and policies disagree. `other_slots`: handed
-        out by the arena and held by no READY row (reservations, loads under way)."""
-        index = self.index
-        in_dram, on_ssd = index.rows_on(_DRAM).tolist(), index.rows_on(_SSD).tolist()
-        assert len(in_dram) == len(self.dram_policy), "DRAM's policy has other rows than the index"
-        assert all(row in self.dram_policy for row in in_dram), "DRAM's policy lacks a row"
-        assert len(on_ssd) == len(self.ssd_policy), "SSD's policy has other rows than the index"
-        assert all(row in self.ssd_policy for row in on_ssd), "SSD's policy lacks a row"
-        self.dram_policy.check_integrity()
-        self.ssd_policy.check_integrity()
-        self._check_slots(in_dram, list(other_slots))
+        out by DRAM (or by HBM) and held by no READY row: reservations, transfers under way."""
+        in_hbm, in_dram, on_ssd = (self.index.rows_on(t).tolist() for t in (_HBM, _DRAM, _SSD))
+        for name, rows, policy in zip(
+            ("HBM", "DRAM", "SSD"), (in_hbm, in_dram, on_ssd), self.policies, strict=True
+        ):
+            assert len(rows) == len(policy), f"{name}'s policy has other rows than the index"
+            assert all(row in policy for row in rows), f"{name}'s policy lacks a row"
+            policy.check_integrity()
+        self.dram_users.check_integrity([*map(self.slot_of, in_dram), *other_slots])
+        if self.hbm is None:
+            assert not in_hbm, "a block is in HBM, and there is none"
+        else:
+            self.hbm_users.check_integrity([*map(self.hbm_slot_of, in_hbm), *other_hbm_slots])
         self._check_log(in_dram, on_ssd)
-        self.dram.check_integrity()
-
-    def _check_slots(self, in_dram: Sequence[int], others: Sequence[Slot]) -> None:
-        slots = [self.slot_of(row) for row in in_dram]
-        slots += [*others, *self._orphaned.values()]
-        assert len({s.page for s in slots}) == len(slots), "two owners share a slot"
-        held = sum(s.length for s in slots)
-        used = self.dram.used_bytes
-        assert held == used, f"slots of {held} B have owners, the arena gave out {used} B"
-        assert self._users.keys() <= {s.page for s in slots}, "a user reads a slot that was freed"
-        assert used <= self.dram.budget_bytes, "DRAM is over its budget"
+        alone = [row for row in in_hbm if self.index.tiers[row] == _HBM]
+        assert self.stranded.keys() == set(alone if self.ssd else ()), "stranded rows are off"
 
     def _check_log(self, in_dram: Sequence[int], on_ssd: Sequence[int]) -> None:
         index = self.index
