@@ -59,7 +59,8 @@ class SsdConfig(_Settings):
     the budget is kept for compaction. `free_floor_bytes`: free space of the file system that is
     never used. `sync`: off, nothing is durable and no acknowledgement claims it (tests only).
     `direct_io`: `auto` uses O_DIRECT where the file system has it. `index_map_bytes_max`: address
-    space for the LMDB map, not disk space.
+    space for the LMDB map, not disk space. `lifetime_min_s`: no block younger than this leaves the
+    SSD to make room; while such blocks fill the budget, new ones are refused by it. 0: any may go.
     """
 
     budget_bytes: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
@@ -68,6 +69,7 @@ class SsdConfig(_Settings):
     sync: bool = True
     direct_io: Literal["auto", "off"] = "auto"
     index_map_bytes_max: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
+    lifetime_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 72 * 3600.0
 
     @model_validator(mode="after")
     def _fits(self) -> "SsdConfig":

@@ -30,6 +30,7 @@ COUNTERS = {
     "segments_reclaimed": "Segments deleted after compaction or eviction",
     "evicted_dram_blocks": "Blocks that the policy dropped from dram with no copy left",
     "evicted_ssd_blocks": "Blocks that the policy dropped from ssd",
+    "refused_ssd_blocks": "Blocks kept out of an ssd full of blocks under ssd.lifetime_min_s",
     "evicted_by_request_blocks": "Blocks dropped because a caller asked",
     "corrupt_dram_blocks": "Blocks quarantined for a checksum mismatch in dram",
     "corrupt_ssd_blocks": "Blocks quarantined for a checksum mismatch on ssd",

@@ -32,6 +32,7 @@ def daemon(listen: str, dram: str, directory: Path | None = None, ssd: str = "")
     command = [sys.executable, "-m", "kvstore", "serve", "--listen", listen, "--dram", dram]
     if directory is not None:
         command += ["--dir", str(directory), "--ssd", ssd, "--set", "ssd.free_floor_bytes=0"]
+        command += ["--set", "ssd.lifetime_min_s=0"]
     url = listen.replace("tcp://", "dns:///")
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:

@@ -153,6 +153,11 @@ def print_stat(console: Console, stat: Stat) -> None:
         f"{stat.reservations:,} reservations; "
         f"{stat.dirty_blocks:,} blocks not on ssd yet ({human_bytes(stat.write_back_bytes)})"
     )
+    if stat.evicted_ssd_age_s_min is not None:
+        age = f"{stat.evicted_ssd_age_s_min:,.0f} s"
+        console.print(f"the youngest block that left the ssd for room was {age} old")
+    if refused := stat.counters.get("refused_ssd_blocks"):
+        console.print(f"{refused:,} blocks kept out of an ssd full of blocks too young to go")
     wrong = {k: n for k, n in stat.counters.items() if n and k.startswith(("corrupt", "disk_"))}
     for name, n in wrong.items():
         console.print(f"[red]{name.replace('_', ' ')}: {n:,}[/red]")

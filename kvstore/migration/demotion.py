@@ -1,5 +1,6 @@
 """Room in the arena: the policy's victims leave DRAM until a slot of the size asked for is free."""
 
+from kvstore.migration.lifetime import Lifetime
 from kvstore.migration.residency import Residency
 from kvstore.tiers.base import Slot
 
@@ -7,8 +8,8 @@ from kvstore.tiers.base import Slot
 class Demotion:
     """Hands out slots of the arena, demoting for them where it must."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
+    def __init__(self, residency: Residency, lifetime: Lifetime) -> None:
+        self._residency, self._lifetime = residency, lifetime
         self._futile_since = -1
 
     def slot(self, frame_bytes: int) -> Slot | None:
@@ -27,14 +28,17 @@ class Demotion:
             slot = r.dram.alloc(frame_bytes)
         return slot
 
-    def row_room(self, rows_max: int) -> bool:
+    def row_room(self, rows_max: int, wall_s: float) -> bool:
         """Whether the index may grow by a row; cold blocks leave the store for it."""
         r = self._residency
         while len(r.index) >= rows_max:
-            policy = r.dram_policy if r.ssd is None else r.ssd_policy
-            row = policy.victim(r.may_leave_store)
+            if r.ssd is not None:
+                if not self._lifetime.evict_one(wall_s):
+                    return False
+                continue
+            row = r.dram_policy.victim(r.may_leave_store)
             if row is None:
                 return False
             r.drop(row)
-            r.metrics.add("evicted_dram_blocks" if r.ssd is None else "evicted_ssd_blocks")
+            r.metrics.add("evicted_dram_blocks")
         return True

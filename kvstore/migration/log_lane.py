@@ -9,7 +9,9 @@ while the last one ran, so that one sync serves many puts.
 Space comes back a segment at a time. While frames find room nothing is evicted. Without room, cold
 leaves leave the store until some segment has enough dead bytes; what is still wanted of it is
 appended again, and it is deleted. Where nothing may go, the lane is stuck: dirty blocks stay in
-DRAM, which then sheds its coldest leaves, and that in turn lets the log's blocks go.
+DRAM, which then sheds its coldest leaves, and that in turn lets the log's blocks go. Where all that
+keeps them is their guaranteed lifetime, the dirty blocks are refused: nobody waits for them to
+become durable any more, though they will be if there is room before they leave DRAM.
 """
 
 import logging
@@ -20,6 +22,7 @@ from kvstore.block import Tier
 from kvstore.config import MigrationConfig
 from kvstore.errors import DiskError
 from kvstore.index import READY
+from kvstore.migration.lifetime import Lifetime
 from kvstore.migration.promotion import Promotion
 from kvstore.migration.residency import Residency
 from kvstore.tiers.base import Location, LogTier, Slot
@@ -70,7 +73,8 @@ class LogResult:
 
 
 class LogLane:
-    """See the module. `namespace_ids`: by the index's namespace number; it grows."""
+    """See the module. `namespace_ids`: by the index's namespace number; it grows. `wall_offset_s`:
+    wall time less the `now_s` of calls."""
 
     def __init__(
         self,
@@ -80,10 +84,13 @@ class LogLane:
         config: MigrationConfig,
         segment_bytes: int,
         namespace_ids: Sequence[bytes],
+        lifetime: Lifetime,
+        wall_offset_s: float,
     ) -> None:
         self._residency, self._promotion, self._ssd = residency, promotion, ssd
         self._config, self._segment_bytes = config, segment_bytes
         self._namespace_ids = namespace_ids
+        self._lifetime, self._wall_offset_s = lifetime, wall_offset_s
         self._new_namespaces: dict[bytes, bytes] = {}
         self._job: LogJob | None = None
         self._backoff_s = 0.0
@@ -149,6 +156,7 @@ class LogLane:
             self._append(job, row, location, slot, None)
         if job.appends:
             r.log_stuck_at = None
+            r.log_refuses = False
         return job
 
     def _append(
@@ -177,20 +185,26 @@ class LogLane:
                 job = self._move_out(victim)
                 if job or self._promotion.reads_in(victim):
                     return job
-            row = r.ssd_policy.victim(r.may_leave_store)
-            if row is None:
+            if not self._lifetime.evict_one(now_s + self._wall_offset_s):
                 break
-            r.drop(row)
-            r.metrics.add("evicted_ssd_blocks")
         if victim is not None and self._gain(victim) >= length and (job := self._move_out(victim)):
             return job
-        if r.log_stuck_at is None:
-            _log.warning("nothing on ssd may go: dirty blocks stay in dram, which sheds cold ones")
+        self._stuck(now_s)
+        # it may be others' files that fill the disk, and they may be gone
+        return LogJob(refresh=True)
+
+    def _stuck(self, now_s: float) -> None:
+        r = self._residency
+        refuses = self._lifetime.refuses(now_s + self._wall_offset_s)
+        if r.log_stuck_at is None or refuses != r.log_refuses:
+            why = "all is younger than ssd.lifetime_min_s" if refuses else "all is in use"
+            _log.warning("nothing on ssd may go (%s): new blocks stay in dram, which sheds", why)
+        r.log_refuses = refuses
+        if refuses:
+            r.refuse_dirty()
         r.changes += 1
         r.log_stuck_at = r.changes
         self._room_at_s = now_s + self._config.retry_s_min
-        # it may be others' files that fill the disk, and they may be gone
-        return LogJob(refresh=True)
 
     def _gain(self, segment: int) -> int:
         return self._segment_bytes - self._ssd.live_in(segment)

@@ -28,7 +28,7 @@ from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.index import READY, BlockIndex
 from kvstore.metrics import Metrics
 from kvstore.migration.slot_users import SlotUsers
-from kvstore.migration.tickets import Tickets
+from kvstore.migration.tickets import Ticket, Tickets
 from kvstore.tiers.base import PAGE_BYTES, Location, LogTier, PoolTier, Slot, SlotTier
 
 _HBM, _DRAM, _SSD = int(Tier.HBM), int(Tier.DRAM), int(Tier.SSD)
@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 class Residency:
     """See the module. `ssd` and `hbm` are None in a store without them. `changes` grows whenever
     something may have become evictable or free: who was told "no room" need not ask again before
-    that. `log_degraded`, `log_stuck_at` (a value of `changes`): set by the log's lane."""
+    that. `log_degraded`, `log_stuck_at` (a value of `changes`), `log_refuses` (stuck, and only the
+    age of what the SSD holds is the reason): set by the log's lane. `refused`: dirty rows that the
+    SSD did not take for that reason; they stay in the queue."""
 
     def __init__(
         self,
@@ -61,6 +63,8 @@ class Residency:
         self.tickets = Tickets()
         self.log_degraded = False
         self.log_stuck_at: int | None = None
+        self.log_refuses = False
+        self.refused: set[int] = set()
         self.changes = 0
         self.dram_users = SlotUsers(dram, self._changed)
         self.hbm_users = SlotUsers(hbm or dram, self._changed)
@@ -281,6 +285,24 @@ class Residency:
         order.sort(key=self.index.depth.__getitem__)
         return order
 
+    # durability
+
+    def ticket(self, rows: set[int]) -> Ticket:
+        """A ticket for dirty rows. MUST be closed."""
+        ticket = self.tickets.open(rows)
+        if self.log_refuses:
+            for row in rows & self.refused:
+                self.tickets.refused(row)
+        return ticket
+
+    def refuse_dirty(self) -> None:
+        """The SSD takes none of the dirty blocks for now: count each once, let nobody wait."""
+        new = self.dirty.keys() - self.refused
+        self.refused |= new
+        self.metrics.add("refused_ssd_blocks", len(new))
+        for row in self.refused:
+            self.tickets.refused(row)
+
     # who may go
 
     def may_leave_dram(self, row: int) -> bool:
@@ -344,6 +366,7 @@ class Residency:
     def _no_longer_dirty(self, row: int, length: int) -> None:
         if row in self.dirty:
             del self.dirty[row]
+            self.refused.discard(row)
             self.dirty_bytes -= length
 
     def check_integrity(
@@ -375,6 +398,7 @@ class Residency:
             return
         dirty = {row for row in in_dram if not index.tiers[row] & _SSD}
         assert dirty == self.dirty.keys(), "the queue of dirty blocks is not what DRAM alone holds"
+        assert self.refused <= self.dirty.keys(), "a block is refused that is not dirty"
         total = sum(self.slot_of(row).length for row in dirty)
         assert total == self.dirty_bytes, f"{total} B are dirty, {self.dirty_bytes} B are counted"
         places = {self.location_of(row) for row in on_ssd}

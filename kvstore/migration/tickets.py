@@ -3,13 +3,13 @@
 
 class Ticket:
     """A promise about blocks: `waiting` empties as they become durable. `lost` counts those that
-    left the store before: they will never be."""
+    left the store before: they will never be. `refused`: those that the SSD did not take."""
 
-    __slots__ = ("lost", "waiting")
+    __slots__ = ("lost", "refused", "waiting")
 
     def __init__(self, rows: set[int]) -> None:
         self.waiting = rows
-        self.lost = 0
+        self.lost = self.refused = 0
 
     @property
     def settled(self) -> bool:
@@ -43,6 +43,12 @@ class Tickets:
         """The row's block is on SSD."""
         for ticket in self._by_row.pop(row, ()):
             ticket.waiting.discard(row)
+
+    def refused(self, row: int) -> None:
+        """The SSD does not take the row's block, for now: nobody is to wait for it."""
+        for ticket in self._by_row.pop(row, ()):
+            ticket.waiting.discard(row)
+            ticket.refused += 1
 
     def lost(self, row: int) -> None:
         """The row's block left the store."""

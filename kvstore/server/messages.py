@@ -183,7 +183,7 @@ def stat_to_pb(stat: Stat) -> Any:
         for t in stat.tiers
     ]
     values = {name: getattr(stat, name) for name in (*_STAT_NUMBERS, *_STAT_MAPS)}
-    return pb.StatReply(tiers=tiers, **values)
+    return pb.StatReply(tiers=tiers, evicted_ssd_age_s_min=stat.evicted_ssd_age_s_min, **values)
 
 
 def stat_from_pb(m: Any) -> Stat:
@@ -198,7 +198,8 @@ def stat_from_pb(m: Any) -> Stat:
     )
     values: dict[str, Any] = {name: getattr(m, name) for name in _STAT_NUMBERS}
     values |= {name: dict(getattr(m, name)) for name in _STAT_MAPS}
-    return Stat(tiers=tiers, **values)
+    age_s = m.evicted_ssd_age_s_min if m.HasField("evicted_ssd_age_s_min") else None
+    return Stat(tiers=tiers, evicted_ssd_age_s_min=age_s, **values)
 
 
 _INFO_FIELDS = (

@@ -18,7 +18,7 @@ _TIER_GAUGES = {
     "payload_bytes": "Section bytes of READY blocks",
     "used_bytes": "What they really take",
     "budget_bytes": "What they may take",
-    "accepting": "0 while errors keep new blocks out",
+    "accepting": "0 while errors or a full SSD keep new blocks out",
 }
 _GAUGES = {
     "blocks": "READY blocks",
@@ -76,6 +76,10 @@ def _families(stat: Stat) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"kvstore_{name}", text, value=getattr(stat, name))
     text = "Bytes waiting for SSD or being written"
     yield GaugeMetricFamily("kvstore_dirty_bytes", text, value=stat.write_back_bytes)
+    if stat.evicted_ssd_age_s_min is not None:
+        text = "Age of the youngest block that left the SSD for room"
+        value = stat.evicted_ssd_age_s_min
+        yield GaugeMetricFamily("kvstore_evicted_ssd_age_s_min", text, value=value)
     for name, value in stat.counters.items():
         if not name.startswith(_LABELLED):
             yield CounterMetricFamily(f"kvstore_{name}", COUNTERS.get(name, name), value=value)

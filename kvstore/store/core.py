@@ -23,6 +23,7 @@ from kvstore.index import GHOST, READY, BlockIndex
 from kvstore.lease import RightsTable
 from kvstore.metrics import Metrics
 from kvstore.migration.demotion import Demotion
+from kvstore.migration.lifetime import Lifetime
 from kvstore.migration.log_lane import LogLane
 from kvstore.migration.promotion import Promotion
 from kvstore.migration.residency import Residency
@@ -60,7 +61,7 @@ class Found:
 
 class Core:
     """See the module. `ssd` is None for a store of DRAM alone. `first_id`: leases and reservations
-    count up from it."""
+    count up from it. `wall_offset_s`: wall time less the time that comes as an argument."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Core:
         secret: bytes,
         metrics: Metrics,
         first_id: int = 1,
+        wall_offset_s: float = 0.0,
     ) -> None:
         self.config, self.metrics = config, metrics
         self.index = BlockIndex()
@@ -77,7 +79,8 @@ class Core:
         self.namespaces = Namespaces(
             config.limits.namespaces_max, _frame_bytes_max(config, dram, ssd), secret
         )
-        self.demotion = Demotion(self.residency)
+        self.lifetime = Lifetime(self.residency, config.ssd.lifetime_min_s if config.ssd else 0.0)
+        self.demotion = Demotion(self.residency, self.lifetime)
         self.promotion = Promotion(self.residency, self.demotion)
         self.reservations = Reservations(
             config, self.namespaces, self.residency, self.demotion, first_id
@@ -99,6 +102,8 @@ class Core:
                 config.migration,
                 config.ssd.segment_bytes,
                 self.namespaces.ids,
+                self.lifetime,
+                wall_offset_s,
             )
         self.costs: dict[Tier, TierCost] = {}
         self.held_bytes = 0

@@ -154,7 +154,7 @@ class Driver:
     async def durable(self, tickets: Sequence[Ticket], wait_s: float) -> None:
         """Until all blocks of these tickets are on SSD; closes them. Raises `DiskError` after
         `wait_s`, or where some left the store before."""
-        deadline, left, lost = self.deadline(wait_s), 0, 0
+        deadline, left, lost, refused = self.deadline(wait_s), 0, 0, 0
         self.pump()
         try:
             for ticket in tickets:
@@ -164,8 +164,15 @@ class Driver:
         finally:
             for ticket in tickets:
                 left, lost = left + len(ticket.waiting), lost + ticket.lost
+                refused += ticket.refused
                 self._ticket_waiters.pop(ticket, None)
                 self.core.residency.tickets.close(ticket)
+        if refused:
+            raise DiskError(
+                f"{refused} blocks were not taken by the ssd: its budget is full of blocks younger "
+                "than ssd.lifetime_min_s. They can be read as long as dram holds them; raise "
+                "ssd.budget_bytes, lower the lifetime, or evict blocks"
+            )
         if left or lost:
             raise DiskError(
                 f"{left} blocks were not durable on {self.config.dir} after {wait_s:g} s and "

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
-from kvstore.clock import Clock, SystemClock
+from kvstore.clock import Clock, SteadyClock, SystemClock
 from kvstore.config import SsdConfig, StoreConfig
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.metrics import Metrics
@@ -67,14 +67,18 @@ class Engine:
         self._ssd: LogTier | None = log[0] if log else None
         self.metrics = Metrics()
         secret = self._ssd.tenant_secret if self._ssd else secrets.token_bytes(_SECRET_BYTES)
-        self._core = Core(config, self._dram, self._ssd, secret, self.metrics, first_id)
+        newest_wall_s = float(log[1].created_wall_s.max(initial=0.0)) if log else 0.0
+        steady = SteadyClock(clock, newest_wall_s)
+        self._core = Core(
+            config, self._dram, self._ssd, secret, self.metrics, first_id, steady.wall_offset_s
+        )
         writer = None
         if log is not None:
             ssd, recovered = log
             boot.load(self._core, recovered, secret)
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}
             writer = LogWriter(ssd, self._dram, numbers)
-        self._driver = Driver(self._core, config, clock, workers, writer)
+        self._driver = Driver(self._core, config, steady, workers, writer)
         self._loads = Loads(self._driver, self._dram, self._ssd)
         self._reads = Reads(self._driver, self._loads)
         self._puts = Puts(self._driver, self._dram)
@@ -344,7 +348,7 @@ class Engine:
         if self._core.lane is None:
             raise InvalidRequest("this store has no ssd tier, nothing in it is durable")
         r = self._core.residency
-        ticket = r.tickets.open(set(r.dirty))
+        ticket = r.ticket(set(r.dirty))
         await self._driver.durable([ticket], self._config.limits.drain_s_max)
 
     # upkeep

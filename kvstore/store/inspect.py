@@ -31,6 +31,7 @@ def stat(core: Core) -> Stat:
         lookup_blocks={name: counts[f"lookup_{name}_blocks"] for name in _LOOKUPS},
         puts={o.name.lower(): counts[f"put_{o.name.lower()}_blocks"] for o in PutOutcome},
         counters=dict(counts),
+        evicted_ssd_age_s_min=core.lifetime.evicted_age_s_min,
     )
 
 
@@ -38,7 +39,7 @@ def _tiers(core: Core) -> Iterator[TierStat]:
     r = core.residency
     yield _tier(core, Tier.DRAM, r.dram, len(r.dram_policy), True)
     if r.ssd is not None:
-        accepting = core.lane is not None and not core.lane.degraded
+        accepting = core.lane is not None and not core.lane.degraded and not r.log_refuses
         yield _tier(core, Tier.SSD, r.ssd, len(r.ssd_policy), accepting)
 
 

@@ -183,7 +183,7 @@ class Reservations:
         held = [above] if above >= 0 else []
         r.index.pin(held)
         try:
-            if not self._demotion.row_room(self._limits.index_blocks_max):
+            if not self._demotion.row_room(self._limits.index_blocks_max, wall_s):
                 return None
             slot = self._demotion.slot(size)
             if slot is None:
@@ -311,7 +311,7 @@ class Reservations:
                 lost += 1
             elif row in r.dirty:
                 dirty.add(row)
-        ticket = r.tickets.open(dirty)
+        ticket = r.ticket(dirty)
         ticket.lost = lost
         return ticket
 

@@ -109,7 +109,8 @@ class TierStat:
 
     `objects`, `payload_bytes`: READY blocks and their section bytes. `used_bytes`: what they really
     take (arena pages; for SSD `st_blocks` of segments and index). `accepting`: False while errors
-    keep new blocks out. `cost`: moving estimate of a read, as far as one was made.
+    or a full SSD's guaranteed lifetime keep new blocks out. `cost`: moving estimate of a read, as
+    far as one was made.
     """
 
     tier: Tier
@@ -127,7 +128,8 @@ class Stat:
 
     `lookup_blocks`: one per key looked up, by what was found; the keys are `hit_dram`, `hit_ssd`,
     `pending` and `miss`, and they sum to all lookups. `puts`: per `PutOutcome` name, blocks.
-    `counters`: everything else that only grows (see `kvstore.metrics`).
+    `counters`: everything else that only grows (see `kvstore.metrics`). `evicted_ssd_age_s_min`:
+    age of the youngest block that left the SSD for room, None before the first.
     """
 
     tiers: tuple[TierStat, ...]
@@ -141,6 +143,7 @@ class Stat:
     lookup_blocks: dict[str, int]
     puts: dict[str, int]
     counters: dict[str, int]
+    evicted_ssd_age_s_min: float | None
 
 
 @dataclass(frozen=True, slots=True)

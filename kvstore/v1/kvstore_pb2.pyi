@@ -393,7 +393,7 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., accepting: _Optional[bool] = ..., cost: _Optional[_Union[TierCost, _Mapping]] = ...) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters")
+    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min")
     class LookupBlocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +426,7 @@ class StatReply(_message.Message):
     LOOKUP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PUTS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_SSD_AGE_S_MIN_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
     blocks: int
     namespaces: int
@@ -437,7 +438,8 @@ class StatReply(_message.Message):
     lookup_blocks: _containers.ScalarMap[str, int]
     puts: _containers.ScalarMap[str, int]
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    evicted_ssd_age_s_min: float
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., evicted_ssd_age_s_min: _Optional[float] = ...) -> None: ...
 
 class LsRequest(_message.Message):
     __slots__ = ("namespace_id", "limit", "after")

@@ -33,6 +33,7 @@ STORE_SETTINGS = {
     "ssd.budget_bytes": "64MiB",
     "ssd.segment_bytes": "4MiB",
     "ssd.free_floor_bytes": 0,
+    "ssd.lifetime_min_s": 0,
 }
 _serial = itertools.count()
 

@@ -27,7 +27,12 @@ def engine_config(directory: Path | None, **settings) -> StoreConfig:
     given = {
         "dir": directory,
         "dram": {"budget_bytes": "1MiB"},
-        "ssd": {"budget_bytes": "64MiB", "segment_bytes": "1MiB", "free_floor_bytes": 0},
+        "ssd": {
+            "budget_bytes": "64MiB",
+            "segment_bytes": "1MiB",
+            "free_floor_bytes": 0,
+            "lifetime_min_s": 0,
+        },
     }
     return build_config(StoreConfig, given, settings)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 from kvstore.block import BlockPut, PutOutcome, Tier
+from kvstore.clock import SteadyClock
 from kvstore.config import StoreConfig, build_config
 from kvstore.metrics import Metrics
 from kvstore.migration.log_lane import LogJob
@@ -37,7 +38,12 @@ def store_config(ssd: bool = True, **settings) -> StoreConfig:
     given = {
         "dir": DIR if ssd else None,
         "dram": {"budget_bytes": "1MiB"},
-        "ssd": {"budget_bytes": "64MiB", "segment_bytes": "256KiB", "free_floor_bytes": 0},
+        "ssd": {
+            "budget_bytes": "64MiB",
+            "segment_bytes": "256KiB",
+            "free_floor_bytes": 0,
+            "lifetime_min_s": 0,
+        },
     }
     return build_config(StoreConfig, given, settings)
 
@@ -62,7 +68,8 @@ class HandDrivenStore:
                 config.dir, config.ssd, self.clock, self.disk, self.disk.open_index
             )
         secret = self.ssd.tenant_secret if self.ssd else SECRET
-        self.core = Core(config, self.dram, self.ssd, secret, self.metrics)
+        offset_s = SteadyClock(self.clock).wall_offset_s
+        self.core = Core(config, self.dram, self.ssd, secret, self.metrics, 1, offset_s)
         if self.ssd is not None and recovered is not None:
             boot.load(self.core, recovered, secret)
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}

@@ -1,6 +1,7 @@
 """The store's values survive the wire."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,7 @@ STAT = Stat(
     lookup_blocks={"hit_dram": 13, "miss": 0},
     puts={"stored": 14},
     counters={"disk_errors": 15},
+    evicted_ssd_age_s_min=16.5,
 )
 INFO = BlockInfo(b"k" * 32, b"n" * 32, b"p" * 32, 3, BOTH, 160, 2, True, 4.5)
 REPORT = VerifyReport({Tier.DRAM: 1, Tier.SSD: 2}, {Tier.DRAM: 3, Tier.SSD: 4}, (b"c" * 32,), 5)
@@ -53,6 +55,11 @@ REPORT = VerifyReport({Tier.DRAM: 1, Tier.SSD: 2}, {Tier.DRAM: 3, Tier.SSD: 4}, 
             messages.reservation_from_pb,
         ),
         (STAT, messages.stat_to_pb, messages.stat_from_pb),
+        (
+            replace(STAT, evicted_ssd_age_s_min=None),
+            messages.stat_to_pb,
+            messages.stat_from_pb,
+        ),
         (INFO, messages.info_to_pb, messages.info_from_pb),
         (REPORT, messages.report_to_pb, messages.report_from_pb),
     ],

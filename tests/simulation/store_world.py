@@ -37,7 +37,12 @@ CALL_S_MAX = 60.0
 SETTINGS = {
     "dir": Path("/store"),
     "dram": {"budget_bytes": 24 * 12288},
-    "ssd": {"budget_bytes": "1MiB", "segment_bytes": "128KiB", "free_floor_bytes": 0},
+    "ssd": {
+        "budget_bytes": "1MiB",
+        "segment_bytes": "128KiB",
+        "free_floor_bytes": 0,
+        "lifetime_min_s": 0,
+    },
     "migration": {"bounce_bytes_max": 8 * 12288, "load_bytes_max": 16 * 12288},
     "limits": {
         "room_wait_s_max": 2.0,
