@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from model_adapter.golden import Report
+    from model_adapter.golden.result import Result
 
 _WIDTH_MIN = 120
 
@@ -46,14 +47,29 @@ def _print(report: "Report") -> None:
     console = Console()
     console.width = max(console.width, _WIDTH_MIN)
     table = Table(box=None, title=f"{report.directory}, {report.dtype}")
-    for column in ("part", "tensor", "measure", "error", "tolerance", "status"):
+    for column in ("part", "tensor", "measure", "error", "tolerance", "status", ""):
         right = column in ("error", "tolerance")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for r in report.results:
         numbers = ("–" if v is None else f"{v:.1e}" for v in (r.error, r.tolerance))
-        table.add_row(r.part.value, r.key, r.measure, *numbers, r.status.value)
+        table.add_row(r.part.value, r.key, r.measure, *numbers, r.status.value, _remark(r))
     console.print(table)
+    for word, meaning in _REMARKS.items():
+        if any(word in _remark(r) for r in report.results):
+            console.print(meaning)
     console.print(_verdict(report))
+
+
+def _remark(result: "Result") -> str:
+    if result.turned:
+        return f"{result.turned} turned"
+    return "" if result.spread is None else f"spread {result.spread:.1e}"
+
+
+_REMARKS = {
+    "turned": "turned: so many values on a rounding midpoint were rounded the other way",
+    "spread": "spread: how far the model lies from itself in another order of sums",
+}
 
 
 def _verdict(report: "Report") -> str:

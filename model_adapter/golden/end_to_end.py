@@ -2,7 +2,7 @@
 them all."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,14 +20,22 @@ _E2E = Part.END_TO_END
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a group works on."""
+    """What a group works on. `chunk_tokens`: positions per prefill chunk, all at once where None.
+    `mine`: what was compared with each key."""
 
     model: Model
     vectors: Vectors
     tolerances: Tolerances
+    chunk_tokens: int | None = None
+    mine: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def chunk(self, ids: torch.Tensor) -> int:
+        """Positions per chunk of these tokens."""
+        return self.chunk_tokens or len(ids)
 
     def relative(self, key: str, mine: torch.Tensor) -> Result:
         """Compare a float tensor with the key's."""
+        self.mine[key] = mine
         return relative(_E2E, key, mine, self.vectors.get(key), self.tolerances.for_key(key))
 
     def equal(self, key: str, mine: torch.Tensor, always: bool = False) -> Result:
@@ -49,8 +57,12 @@ class _Recorder:
         self.seen.setdefault((stage, layer), []).append(tensor.clone())
 
     def get(self, stage: str, layer: int) -> torch.Tensor:
-        """The rows of all chunks."""
-        return torch.cat(self.seen[stage, layer])
+        """The rows of all chunks; a chunk that could choose among fewer rows is padded with −1."""
+        parts = self.seen[stage, layer]
+        width = max(part.shape[1] for part in parts)
+        return torch.cat(
+            [p if p.is_floating_point() else padded_selection(p, width) for p in parts]
+        )
 
 
 def padded_selection(entries: torch.Tensor, width: int) -> torch.Tensor:
@@ -74,7 +86,7 @@ def exact_runs(c: Comparison) -> Iterator[Result]:
     for run in c.vectors.runs():
         ids = c.vectors.get(f"{run}.input_ids")
         cache, recorder = c.model.new_cache(), _Recorder()
-        logits = c.model.prefill_all_logits(cache, ids, len(ids), observer=recorder)
+        logits = c.model.prefill_all_logits(cache, ids, c.chunk(ids), observer=recorder)
         for key, match in c.vectors.matching(rf"{run}\.(streams_in|pre_mix_in)\.(\d+)"):
             yield c.relative(key, recorder.get(match[1], int(match[2])))
         for key, match in c.vectors.matching(rf"{run}\.compressed_kv\.(\d+)"):
@@ -114,7 +126,7 @@ def bounded_prefill(c: Comparison) -> Iterator[Result]:
         key = f"{run}.bounded_last_logits"
         if key in c.vectors:
             ids = c.vectors.get(f"{run}.input_ids")
-            logits = c.model.prefill(c.model.new_cache(), ids, "bounded", len(ids))
+            logits = c.model.prefill(c.model.new_cache(), ids, "bounded", c.chunk(ids))
             yield c.relative(key, logits)
 
 
@@ -124,10 +136,10 @@ def prefix_hits(c: Comparison) -> Iterator[Result]:
         run, hit = match[1], int(match[2])
         ids = c.vectors.get(f"{run}.input_ids")
         source, cache = c.model.new_cache(), c.model.new_cache()
-        c.model.prefill(source, ids, "exact", len(ids))
+        c.model.prefill(source, ids, "exact", c.chunk(ids))
         # One block of the whole hit: its length need not be a multiple of any other.
         cache.load_block(0, hit, source.block_sections(0, hit))
-        yield c.relative(key, c.model.resume(cache, ids, hit, "bounded", len(ids)))
+        yield c.relative(key, c.model.resume(cache, ids, hit, "bounded", c.chunk(ids)))
         pattern = rf"{run}\.hit{hit}\.suffix_compressed_kv\.(\d+)"
         for suffix_key, suffix in c.vectors.matching(pattern):
             layer = int(suffix[1])

@@ -27,7 +27,9 @@ class Status(Enum):
 class Result:
     """`error`: ‖a−b‖/‖b‖, or the share of unequal elements for integers (`measure` says which).
 
-    `tolerance` None: nothing is promised. `error` None: not covered.
+    `tolerance` None: nothing is promised. `error` None: not covered. `spread`: how far the model's
+    own results lie apart, in the same measure, when it sums in another order; where it was asked.
+    `turned`: values on a rounding midpoint that were rounded the other way for this error.
     """
 
     part: Part
@@ -35,6 +37,8 @@ class Result:
     measure: str
     error: float | None
     tolerance: float | None
+    spread: float | None = None
+    turned: int = 0
 
     @property
     def status(self) -> Status:

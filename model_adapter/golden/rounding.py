@@ -1,8 +1,9 @@
-"""Whether two runs of one computation part by a rounding that turned, or by a fault.
+"""Values that lie on the midpoint between two codes, and runs that round them either way.
 
-Two orders of summing give values that differ in their last bits. Where such a value lies on the
-midpoint between two codes the records differ by a whole code, and all that follows by more than any
-tolerance for arithmetic. Then the earliest codes that differ must come from values on a midpoint.
+Two orders of summing give values that differ in their last bits. Where such a value lies on a
+midpoint the records differ by a whole code, and all that follows by more than any tolerance for
+arithmetic. That is rounding, and no fault, where the same run agrees once the value is rounded the
+other way.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,32 @@ def part_at_a_midpoint(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tens
     of their making; within one of them no value depends on another.
     """
     for a, b in zip(mine, theirs, strict=True):
-        codes = [records.unpack(records.WINDOW, records.pack(records.WINDOW, v)) for v in (a, b)]
+        codes = [_rounded(v) for v in (a, b)]
         apart = codes[0] != codes[1]
         if apart.any():
             midpoint = ((codes[0] + codes[1]) / 2)[apart]
             distance = (a.float()[apart] - midpoint).abs()
             return bool((distance <= MIDPOINT_DISTANCE_MAX * midpoint.abs()).all())
     return False
+
+
+def on_midpoints(values: torch.Tensor) -> list[int]:
+    """Flat positions of the values [..., head_dim] whose code turns within the distance."""
+    down, up = (_rounded(values * (1 + s * MIDPOINT_DISTANCE_MAX)) for s in (-1, 1))
+    return [int(i) for i in (down != up).flatten().nonzero()]
+
+
+def turn_(values: torch.Tensor, positions: Sequence[int]) -> None:
+    """Move values on midpoints, in place, to the side on which they are rounded the other way."""
+    flat = values.view(-1)
+    before = _rounded(values).view(-1)
+    for at in positions:
+        kept = flat[at].clone()
+        for side in (-1, 1):
+            flat[at] = kept * (1 + side * MIDPOINT_DISTANCE_MAX)
+            if _rounded(values).view(-1)[at] != before[at]:
+                break
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    return records.unpack(records.WINDOW, records.pack(records.WINDOW, values))

@@ -52,11 +52,8 @@ def features_of(prompt, mode="exact", **options) -> torch.Tensor:
 
 
 def test_golden_draft():
-    draft = golden_draft()
-    assert draft.tokens == tuple(vector("dspark.draft_tokens").tolist())
-    assert error(draft.base_logits, vector("dspark.base_logits")) < 1e-5
-    assert error(draft.logits, vector("dspark.draft_logits")) < 1e-5
-    assert error(draft.confidences, vector("dspark.confidence")) < 1e-5
+    """The tokens; how near the numbers are is `check-golden`'s (test_golden)."""
+    assert golden_draft().tokens == tuple(vector("dspark.draft_tokens").tolist())
 
 
 def test_golden_features():
