@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Match,
         Outcome,
         PutOutcome,
+        SnapshotRef,
         Tier,
         TierCost,
     )
@@ -48,6 +49,7 @@ __all__ = [
     "Outcome",
     "PutOutcome",
     "SectionSpec",
+    "SnapshotRef",
     "Tier",
     "TierCost",
     "block_keys",
@@ -65,6 +67,7 @@ _HOMES = {
         "Match",
         "Outcome",
         "PutOutcome",
+        "SnapshotRef",
         "Tier",
         "TierCost",
     ),

@@ -7,6 +7,11 @@ from enum import Enum, IntFlag
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.errors import InvalidRequest
+from kvstore.namespace import DIGEST_BYTES
+
+REQUEST_ID_BYTES_MAX = 256
+"""Of a hand-over's request id, in UTF-8."""
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 
@@ -91,11 +96,51 @@ class TierCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotPlace:
+    """Where a window snapshot lies: `tail_tokens` (fewer than a block's) behind `blocks` full
+    blocks, the last of which is `parent`: its key, or the namespace id where there is none."""
+
+    parent: bytes
+    blocks: int
+    tail_tokens: int
+
+
+def check_window_name(name: bytes | str) -> None:
+    """Raise `InvalidRequest` for what is neither a snapshot's key nor a hand-over's request id."""
+    if isinstance(name, bytes):
+        if len(name) != DIGEST_BYTES:
+            raise InvalidRequest(f"a snapshot's key has {DIGEST_BYTES} bytes, not {len(name)}")
+        return
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as e:
+        raise InvalidRequest(f"a request id is Unicode text: {e}") from e
+    if not 1 <= size <= REQUEST_ID_BYTES_MAX:
+        raise InvalidRequest(
+            f"a request id has 1 to {REQUEST_ID_BYTES_MAX} bytes of UTF-8, not {size}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRef:
+    """What a lookup says of one window snapshot. Its position is `blocks · block_tokens +
+    tail_tokens`; whose tokens those are only `key` tells."""
+
+    key: bytes
+    blocks: int
+    tail_tokens: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """Answer to a lookup, one entry per key asked for.
 
     `hit_blocks`: length of the prefix in which every block is READY. `outcomes`, `residency`: per
-    key, as far as the lookup went (it may stop at the first miss).
+    key, as far as the lookup went (it may stop at the first miss). `snapshots`: those whose full
+    blocks are a prefix of the keys, READY or not, deepest first, at most `windows.candidates_max`;
+    which of them lie on the prompt the caller can tell, who knows the tokens
+    (`NamespaceHandle.longest_snapshot`).
     """
 
     hit_blocks: int
@@ -103,6 +148,7 @@ class Match:
     residency: tuple[Tier, ...]
     block_bytes: int
     costs: dict[Tier, TierCost] = field(default_factory=dict)
+    snapshots: tuple[SnapshotRef, ...] = ()
 
     def fetch_cost_s(self, blocks: int | None = None) -> float:
         """Estimated seconds to fetch the first `blocks` blocks (all that hit by default)."""

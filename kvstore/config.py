@@ -25,6 +25,7 @@ from kvstore.errors import ConfigError
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _BYTES_MAX = 1 << 62
 """Sizes, and sums of a few of them, stay within the system's 64-bit offsets."""
+_WINDOWS_DRAM_FRACTION = 10
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
@@ -100,6 +101,25 @@ class EvictionConfig(_Settings):
     policy: Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"] = "lru"
 
 
+class WindowsConfig(_Settings):
+    """The window pool: snapshots and hand-over records, in memory alone, for minutes.
+
+    `budget_bytes`: hard limit of the memory they take, beside `dram.budget_bytes`; a tenth of that
+    where it is not set, no pool where it is 0. `payload_bytes_max`, `objects_max`: of one object,
+    and how many. `ttl_s_default`, `ttl_s_max`: what an object gets without and at most.
+    `candidates_max`: snapshots that one lookup tells of. `fill_s_max`: from the first byte of an
+    object that comes in several messages to its last.
+    """
+
+    budget_bytes: Bytes | None = None
+    payload_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
+    objects_max: Count = 65_536
+    ttl_s_default: Seconds = 600.0
+    ttl_s_max: Seconds = 3600.0
+    candidates_max: Count = 64
+    fill_s_max: Seconds = 60.0
+
+
 class MigrationConfig(_Settings):
     """Queues and workers between the tiers.
 
@@ -151,6 +171,7 @@ class StoreConfig(_Settings):
     dir: Path | None = None
     dram: DramConfig = DramConfig()
     ssd: SsdConfig | None = SsdConfig()
+    windows: WindowsConfig = WindowsConfig()
     lease: LeaseConfig = LeaseConfig()
     eviction: EvictionConfig = EvictionConfig()
     migration: MigrationConfig = MigrationConfig()
@@ -160,6 +181,12 @@ class StoreConfig(_Settings):
     def has_ssd(self) -> bool:
         """Whether an SSD tier is asked for: both its directory and its settings are there."""
         return self.dir is not None and self.ssd is not None
+
+    @property
+    def windows_budget_bytes(self) -> int:
+        """Memory of the window pool."""
+        given = self.windows.budget_bytes
+        return self.dram.budget_bytes // _WINDOWS_DRAM_FRACTION if given is None else given
 
 
 class DataPortConfig(_Settings):

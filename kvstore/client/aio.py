@@ -9,6 +9,7 @@ from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcom
 from kvstore.client import batching
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
+from kvstore.client.windows import AsyncWindows
 from kvstore.errors import (
     InvalidRequest,
     LeaseExpired,
@@ -89,7 +90,7 @@ class AsyncLease:
             _log.debug("lease %d was not released: %s", self.id, e)
 
 
-class AsyncClient:
+class AsyncClient(AsyncWindows):
     """One store, whatever lies between. Made by `kvstore.connect_async`.
 
     Safe to use from any number of tasks. Every call ends within `deadline_s` per message that it
@@ -104,6 +105,7 @@ class AsyncClient:
         self.deadline_s = deadline_s
         self.corrupt_blocks = 0
         """Blocks that this client received with a wrong checksum; each was returned as a MISS."""
+        self.corrupt_windows = 0
         self._opened: dict[bytes, Namespace] = {}
 
     async def open_namespace(self, namespace: Namespace) -> NamespaceHandle:
@@ -125,8 +127,9 @@ class AsyncClient:
             return await call()
 
     async def match(self, ns: NamespaceHandle, keys: Sequence[bytes]) -> Match:
-        """Which blocks of a prefix are there, where, and what fetching them would cost."""
-        batching.check_keys(keys)
+        """Which blocks of a prefix are there, where, and what fetching them would cost; and which
+        window snapshots lie on it, for which a prompt shorter than a block may be asked too."""
+        check_digests(keys, "key")
         return await self._in(ns, lambda: self._transport.match(ns.id, keys, self.deadline_s))
 
     async def wait_for(

@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvstore.block import BlockData, BlockPut, Durability, Outcome, PutOutcome, Tier
-from kvstore.client import batching
+from kvstore.client import batching, port_windows
 from kvstore.client.port_pool import PortPool
 from kvstore.client.port_stream import PortStream, PortUnreachable, StreamLost
 from kvstore.client.remote import Carrier, RemoteTransport
 from kvstore.client.shared_arena import Copied, LocatedLease, Pieces, SharedArenaView
-from kvstore.client.transport import Arrived, BulkRead
+from kvstore.client.transport import Arrived, ArrivedWindow, BulkRead
 from kvstore.client.url import StoreURL
 from kvstore.errors import KVStoreError, MessageTooLarge, Unavailable
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
 from kvstore.server.port.frames import NUMBER_OF_METHOD
-from kvstore.store.types import LeaseGrant
+from kvstore.store.types import LeaseGrant, WindowPut
 from kvstore.v1 import kvstore_pb2 as pb
 
 AHEAD = 2
@@ -274,6 +274,32 @@ class DataTransport(RemoteTransport):
         except PortUnreachable as e:
             self._check_fallback(e)
             return None
+
+    # windows
+
+    async def put_window(self, namespace_id: bytes, put: WindowPut, timeout_s: float) -> PutOutcome:
+        if self._port_wanted and put.head.payload_bytes <= self._pool.frame_bytes_max:
+            try:
+                return await self._bulk_over_port(
+                    lambda s: port_windows.put_window(s, namespace_id, put, timeout_s), timeout_s
+                )
+            except PortUnreachable as e:
+                self._check_fallback(e)
+        return await super().put_window(namespace_id, put, timeout_s)
+
+    async def get_window(
+        self, namespace_id: bytes, name: bytes | str, timeout_s: float
+    ) -> ArrivedWindow | None:
+        if self._port_wanted:
+            try:
+                return await self._over_port(
+                    lambda s: port_windows.get_window(s, namespace_id, name, timeout_s), timeout_s
+                )
+            except MessageTooLarge:
+                _log.debug("%s: the payload passes a frame, it comes over gRPC", self._peer)
+            except PortUnreachable as e:
+                self._check_fallback(e)
+        return await super().get_window(namespace_id, name, timeout_s)
 
     async def close(self) -> None:
         self._pool.close()

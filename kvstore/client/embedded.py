@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
-from kvstore.client.transport import NoBulk, Progress
+from kvstore.client.transport import ArrivedWindow, NoBulk, Progress
 from kvstore.config import StoreConfig
 from kvstore.errors import Unavailable
 from kvstore.namespace import Namespace
@@ -27,6 +27,7 @@ from kvstore.store.types import (
     ReservationGrant,
     Stat,
     VerifyReport,
+    WindowPut,
 )
 
 CLOSE_GRACE_S = 30.0
@@ -199,6 +200,33 @@ class EmbeddedTransport(NoBulk):
                     block.done()
 
         return await self._run(read, timeout_s)
+
+    async def put_window(self, namespace_id: bytes, put: WindowPut, timeout_s: float) -> PutOutcome:
+        return await self._run(lambda: self._engine.put_window(namespace_id, put), timeout_s)
+
+    async def get_window(
+        self, namespace_id: bytes, name: bytes | str, timeout_s: float
+    ) -> ArrivedWindow | None:
+        async def get() -> ArrivedWindow | None:
+            frame = await self._engine.get_window(namespace_id, name)
+            if frame is None:
+                return None
+            try:
+                return ArrivedWindow(bytes(frame.payload), frame.checksum)
+            finally:
+                frame.done()
+
+        return await self._run(get, timeout_s)
+
+    async def wait_window(
+        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+    ) -> bool:
+        return await self._run(
+            lambda: self._engine.wait_window(namespace_id, request_id, deadline_s), timeout_s
+        )
+
+    async def drop_window(self, namespace_id: bytes, name: bytes | str, timeout_s: float) -> bool:
+        return await self._ask(lambda: self._engine.drop_window(namespace_id, name), timeout_s)
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None:
         await self._run(lambda: self._engine.report_corrupt(namespace_id, key), timeout_s)

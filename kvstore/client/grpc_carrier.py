@@ -7,7 +7,7 @@ itself.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import grpc
@@ -49,12 +49,11 @@ class GrpcCarrier:
         self._calls: dict[str, Any] = {}
         self._closed = False
 
-    def _call(self, name: str, streamed: bool) -> Any:
+    def _call(self, name: str, kind: str) -> Any:
         if self._closed:
             raise Unavailable(f"{self._url}: this client is closed")
         if name not in self._calls:
-            kind = self._channel.unary_stream if streamed else self._channel.unary_unary
-            self._calls[name] = kind(method_path(name))
+            self._calls[name] = getattr(self._channel, kind)(method_path(name))
         return self._calls[name]
 
     def _error(self, e: grpc.RpcError | ValueError) -> KVStoreError:
@@ -65,16 +64,23 @@ class GrpcCarrier:
         return from_status(e.code(), e.details() or "", name, self._url)
 
     async def unary(self, name: str, request: Parts, timeout_s: float) -> bytes:
-        call = self._call(name, streamed=False)
+        call = self._call(name, "unary_unary")
         try:
             return await self._wait_reply(call, b"".join(request), timeout_s)
+        except (grpc.RpcError, ValueError) as e:
+            raise self._error(e) from None
+
+    async def collect(self, name: str, requests: Iterator[bytes], timeout_s: float) -> bytes:
+        call = self._call(name, "stream_unary")
+        try:
+            return await self._wait_reply(call, requests, timeout_s)
         except (grpc.RpcError, ValueError) as e:
             raise self._error(e) from None
 
     async def stream(
         self, name: str, request: Parts, timeout_s: float
     ) -> AsyncGenerator[bytes, None]:
-        replies = self._call(name, streamed=True)(b"".join(request), timeout=timeout_s)
+        replies = self._call(name, "unary_stream")(b"".join(request), timeout=timeout_s)
         try:
             while (data := await self._next_reply(replies)) is not None:
                 yield data
@@ -87,7 +93,7 @@ class GrpcCarrier:
         self._closed = True
         self._channel.close()
 
-    async def _wait_reply(self, call: Any, request: bytes, timeout_s: float) -> bytes:
+    async def _wait_reply(self, call: Any, request: Any, timeout_s: float) -> bytes:
         reply: bytes = call(request, timeout=timeout_s)
         return reply
 
@@ -99,7 +105,7 @@ class GrpcCarrier:
 class SuspendingGrpcCarrier(GrpcCarrier):
     """The same, awaiting on the caller's event loop, whichever it is."""
 
-    async def _wait_reply(self, call: Any, request: bytes, timeout_s: float) -> bytes:
+    async def _wait_reply(self, call: Any, request: Any, timeout_s: float) -> bytes:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 

@@ -1,13 +1,13 @@
 """The transport to a daemon: the store's calls as protobuf messages, whoever carries them."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
-from kvstore.client.transport import NoBulk, Progress
+from kvstore.client.transport import ArrivedWindow, NoBulk, Progress
 from kvstore.errors import InvalidRequest, KVStoreError, MessageTooLarge
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
@@ -18,11 +18,14 @@ from kvstore.store.types import (
     ReservationGrant,
     Stat,
     VerifyReport,
+    WindowPut,
 )
 from kvstore.v1 import kvstore_pb2 as pb
 
 HELLO_BYTES_MAX = 64 << 10
 """What any daemon takes before its own limit is known."""
+WAIT_S_MAX = 1.0
+"""Of one wait, before it is known how long the daemon lets a call last."""
 
 
 class Carrier(Protocol):
@@ -42,6 +45,10 @@ class Carrier(Protocol):
         """One message there, any number back."""
         ...
 
+    async def collect(self, name: str, requests: Iterator[bytes], timeout_s: float) -> bytes:
+        """Any number of messages there, one back. `requests` may be asked for on any thread."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -56,6 +63,7 @@ class RemoteTransport(NoBulk):
         self._carrier = carrier
         self._peer = peer
         self._message_bytes_max = HELLO_BYTES_MAX
+        self._wait_s_max = WAIT_S_MAX
 
     @property
     def message_bytes_max(self) -> int | None:
@@ -65,6 +73,7 @@ class RemoteTransport(NoBulk):
         """Reach the daemon and learn its limits. Raises `Unavailable`."""
         reply = await self._ask("Hello", pb.HelloRequest(), pb.HelloReply, timeout_s)
         self._message_bytes_max = reply.message_bytes_max
+        self._wait_s_max = reply.deadline_s_max / 2
         self._met(reply)
 
     def _met(self, hello: Any) -> None:
@@ -163,6 +172,48 @@ class RemoteTransport(NoBulk):
         )
         return blocks
 
+    async def put_window(self, namespace_id: bytes, put: WindowPut, timeout_s: float) -> PutOutcome:
+        messages_out = _window_messages(
+            namespace_id, put, wire.chunk_bytes(self._message_bytes_max)
+        )
+        data = await self._carrier.collect("PutWindow", messages_out, timeout_s)
+        reply = self._decoded("PutWindow", pb.PutWindowReply.FromString, data)
+        return PutOutcome(reply.outcome)
+
+    async def get_window(
+        self, namespace_id: bytes, name: bytes | str, timeout_s: float
+    ) -> ArrivedWindow | None:
+        request = messages.named_to_pb(pb.GetWindowRequest, namespace_id, name)
+        parts: wire.Parts = [request.SerializeToString()]
+        payload, head = bytearray(), None
+        async with aclosing(self._carrier.stream("GetWindow", parts, timeout_s)) as replies:
+            async for data in replies:
+                reply = self._decoded("GetWindow", pb.GetWindowReply.FromString, data)
+                head = head or reply
+                payload += reply.chunk
+                if len(payload) > head.payload_bytes:
+                    break
+        if head is None or len(payload) != head.payload_bytes:
+            raise KVStoreError(f"{self._peer}: the answer to GetWindow is of another size")
+        return ArrivedWindow(bytes(payload), head.checksum) if head.found else None
+
+    async def wait_window(
+        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+    ) -> bool:
+        request = pb.WaitWindowRequest(
+            namespace_id=namespace_id,
+            request_id=request_id,
+            deadline_s=min(deadline_s, self._wait_s_max),
+        )
+        reply = await self._ask("WaitWindow", request, pb.WaitWindowReply, timeout_s)
+        found: bool = reply.found
+        return found
+
+    async def drop_window(self, namespace_id: bytes, name: bytes | str, timeout_s: float) -> bool:
+        request = messages.named_to_pb(pb.DropWindowRequest, namespace_id, name)
+        found: bool = (await self._ask("DropWindow", request, pb.DropWindowReply, timeout_s)).found
+        return found
+
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None:
         request = pb.ReportCorruptRequest(namespace_id=namespace_id, key=key)
         await self._ask("ReportCorrupt", request, pb.ReportCorruptReply, timeout_s)
@@ -252,3 +303,12 @@ class RemoteTransport(NoBulk):
 
     async def close(self) -> None:
         await self._carrier.close()
+
+
+def _window_messages(namespace_id: bytes, put: WindowPut, chunk: int) -> Iterator[bytes]:
+    payload = wire.byte_view(put.payload)
+    request = messages.put_window_to_pb(namespace_id, put.head)
+    for at in range(0, max(1, len(payload)), chunk):
+        request.chunk = bytes(payload[at : at + chunk])
+        yield request.SerializeToString()
+        request = pb.PutWindowRequest()

@@ -15,6 +15,7 @@ from kvstore.client.aio import (
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Progress, Transport, run_now
 from kvstore.namespace import Namespace
+from kvstore.prefix_hash import ImageSpan, TokenIds
 from kvstore.store.types import BlockInfo, ReservationGrant, Stat, VerifyReport
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class Client:
         return run_now(self._client.open_namespace(namespace))
 
     def match(self, ns: NamespaceHandle, keys: Sequence[bytes]) -> Match:
-        """Which blocks of a prefix are there, where, and what fetching them would cost."""
+        """Which blocks of a prefix are there, where, and what fetching them would cost; and which
+        window snapshots lie on it, for which a prompt shorter than a block may be asked too."""
         return run_now(self._client.match(ns, keys))
 
     def wait_for(self, ns: NamespaceHandle, keys: Sequence[bytes], deadline_s: float) -> Match:
@@ -157,6 +159,46 @@ class Client:
     def abort(self, reservation_id: int) -> None:
         """Give the room back."""
         run_now(self._client.abort(reservation_id))
+
+    @property
+    def corrupt_windows(self) -> int:
+        """Payloads received with a wrong checksum; each was returned as a miss."""
+        return self._client.corrupt_windows
+
+    def put_snapshot(
+        self,
+        ns: NamespaceHandle,
+        token_ids: TokenIds,
+        payload: Buffer,
+        *,
+        images: Sequence[ImageSpan] = (),
+        ttl_s: float | None = None,
+    ) -> PutOutcome:
+        """Store the window snapshot behind exactly these tokens, in the place of an earlier one."""
+        return run_now(
+            self._client.put_snapshot(ns, token_ids, payload, images=images, ttl_s=ttl_s)
+        )
+
+    def get_window(self, ns: NamespaceHandle, key: bytes) -> bytes | None:
+        """The payload of a window snapshot, verified; None for a miss."""
+        return run_now(self._client.get_window(ns, key))
+
+    def put_handover(
+        self, ns: NamespaceHandle, request_id: str, payload: Buffer, *, ttl_s: float | None = None
+    ) -> PutOutcome:
+        """Store the hand-over record of a request, in the place of an earlier one."""
+        return run_now(self._client.put_handover(ns, request_id, payload, ttl_s=ttl_s))
+
+    def wait_handover(
+        self, ns: NamespaceHandle, request_id: str, deadline_s: float
+    ) -> bytes | None:
+        """The payload of a hand-over record, verified, as soon as it is there; None where it did
+        not come within `deadline_s` from now. Reading does not consume it."""
+        return run_now(self._client.wait_handover(ns, request_id, deadline_s))
+
+    def drop_handover(self, ns: NamespaceHandle, request_id: str) -> bool:
+        """Let a hand-over record go; whether it was there."""
+        return run_now(self._client.drop_handover(ns, request_id))
 
     def evict(
         self,

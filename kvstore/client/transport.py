@@ -18,6 +18,7 @@ from kvstore.store.types import (
     ReservationGrant,
     Stat,
     VerifyReport,
+    WindowPut,
 )
 
 Progress = Callable[[int, int], None]
@@ -46,6 +47,14 @@ class Arrived:
 
     blocks: list[BlockData]
     corrupt: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedWindow:
+    """The payload of an object of the window pool and its xxh3-128, not verified yet."""
+
+    payload: bytes
+    checksum: bytes
 
 
 class NoBulk:
@@ -144,6 +153,24 @@ class Transport(Protocol):
     ) -> list[PutOutcome] | None:
         """Any number of blocks, their sections memoryviews; missing checksums are made here."""
         ...
+
+    async def put_window(self, namespace_id: bytes, put: WindowPut, timeout_s: float) -> PutOutcome:
+        """`put.payload` is a memoryview."""
+        ...
+
+    async def get_window(
+        self, namespace_id: bytes, name: bytes | str, timeout_s: float
+    ) -> ArrivedWindow | None: ...
+
+    async def wait_window(
+        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+    ) -> bool:
+        """May end before `deadline_s` with False; the caller asks again."""
+        ...
+
+    async def drop_window(
+        self, namespace_id: bytes, name: bytes | str, timeout_s: float
+    ) -> bool: ...
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None: ...
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -17,12 +18,14 @@ from kvstore.config import ServerConfig
 from kvstore.errors import KVStoreError, MessageTooLarge, Unavailable
 from kvstore.server.messages import SERVICE
 from kvstore.server.metrics import CallMetrics
-from kvstore.server.service import Handler, Service, StreamHandler
+from kvstore.server.service import CollectHandler, Handler, Service, StreamHandler
 from kvstore.server.status import to_status
 from kvstore.server.wire import Parts
 
 _log = logging.getLogger(__name__)
 _GONE = "caller gone"
+_UNLIMITED = frozenset({"Verify"})
+"""Streams that take as long as they take."""
 _INTERNAL = "the daemon failed; its log has the reason"
 
 
@@ -45,7 +48,11 @@ class Gate:
             name: grpc.unary_stream_rpc_method_handler(self._streamed(name, handler))
             for name, handler in self._service.streamed().items()
         }
-        return grpc.method_handlers_generic_handler(SERVICE, {**unary, **streamed})
+        collected = {
+            name: grpc.stream_unary_rpc_method_handler(self._collected(name, handler))
+            for name, handler in self._service.collected().items()
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, {**unary, **streamed, **collected})
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for work whose caller has left."""
@@ -70,7 +77,7 @@ class Gate:
         task.add_done_callback(self._forget)
         done, _ = await asyncio.wait((task,), timeout=timeout_s)
         if not done:
-            raise Unavailable(f"no answer within the deadline of {timeout_s:.3g} s")
+            raise _late(timeout_s)
         parts = task.result()
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
@@ -108,13 +115,18 @@ class Gate:
         return call
 
     def _streamed(self, name: str, handler: StreamHandler) -> Any:
-        async def call(data: bytes, context: Any) -> AsyncIterator[bytes]:
+        async def call(data: bytes, context: Any) -> None:
             started_s, result = time.perf_counter(), _GONE
+            limit_s = None if name in _UNLIMITED else self._timeout_s(context)
             try:
                 self._check_size(name, data)
-                async for parts in handler(data):
-                    yield b"".join(parts)
+                async with asyncio.timeout(limit_s), aclosing(handler(data)) as replies:
+                    async for parts in replies:
+                        await context.write(b"".join(parts))
                 result = "ok"
+            except TimeoutError:
+                result = Unavailable.__name__
+                await self._abort(name, _late(limit_s), context)
             except Exception as e:
                 result = type(e).__name__
                 await self._abort(name, e, context)
@@ -122,3 +134,34 @@ class Gate:
                 self._metrics.observe(name, result, time.perf_counter() - started_s)
 
         return call
+
+    def _collected(self, name: str, handler: CollectHandler) -> Any:
+        async def checked(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for data in requests:
+                self._check_size(name, data)
+                yield data
+
+        async def call(requests: AsyncIterator[bytes], context: Any) -> bytes:
+            started_s, result = time.perf_counter(), _GONE
+            limit_s = self._timeout_s(context)
+            try:
+                async with asyncio.timeout(limit_s):
+                    reply = b"".join(await handler(checked(requests)))
+                result = "ok"
+                return reply
+            except TimeoutError:
+                result = Unavailable.__name__
+                await self._abort(name, _late(limit_s), context)
+                raise
+            except Exception as e:
+                result = type(e).__name__
+                await self._abort(name, e, context)
+                raise
+            finally:
+                self._metrics.observe(name, result, time.perf_counter() - started_s)
+
+        return call
+
+
+def _late(timeout_s: float | None) -> Unavailable:
+    return Unavailable(f"no answer within the deadline of {timeout_s:.3g} s")

@@ -9,8 +9,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
+from kvstore.block import Match, Outcome, PutOutcome, SnapshotRef, Tier, TierCost
 from kvstore.errors import InvalidRequest
 from kvstore.namespace import DIGEST_BYTES
 from kvstore.store.types import (
@@ -20,6 +21,8 @@ from kvstore.store.types import (
     Stat,
     TierStat,
     VerifyReport,
+    WindowHead,
+    WindowsStat,
 )
 from kvstore.v1 import kvstore_pb2 as pb
 
@@ -37,6 +40,14 @@ _code = attrgetter("_value_")
 def method_path(name: str) -> str:
     """The path under which gRPC knows a method of the service."""
     return f"/{SERVICE}/{name}"
+
+
+def parse(cls: Any, data: bytes) -> Any:
+    """A message of class `cls`. Raises `InvalidRequest`."""
+    try:
+        return cls.FromString(data)
+    except DecodeError as e:
+        raise InvalidRequest(f"{len(data)} B that are no {cls.DESCRIPTOR.name}: {e}") from e
 
 
 def check_digest(value: object, what: str) -> bytes:
@@ -108,6 +119,9 @@ def _spread(packed: bytes, values: Sequence[_T]) -> tuple[_T, ...]:
     return tuple(map(values.__getitem__, packed))
 
 
+_SNAPSHOT_FIELDS = ("key", "blocks", "tail_tokens", "payload_bytes")
+
+
 def match_to_pb(match: Match) -> Any:
     """`MatchReply`."""
     return pb.MatchReply(
@@ -116,6 +130,10 @@ def match_to_pb(match: Match) -> Any:
         residency=_pack_residency(match.residency),
         block_bytes=match.block_bytes,
         costs=[_cost_to_pb(tier, cost) for tier, cost in match.costs.items()],
+        snapshots=[
+            pb.SnapshotRef(**{name: getattr(ref, name) for name in _SNAPSHOT_FIELDS})
+            for ref in match.snapshots
+        ],
     )
 
 
@@ -127,6 +145,12 @@ def match_from_pb(m: Any) -> Match:
         residency=_spread(m.residency, _RESIDENCIES),
         block_bytes=m.block_bytes,
         costs={Tier(c.tier): TierCost(c.latency_s, c.bytes_per_s) for c in m.costs},
+        snapshots=tuple(
+            [
+                SnapshotRef(**{name: getattr(r, name) for name in _SNAPSHOT_FIELDS})
+                for r in m.snapshots
+            ]
+        ),
     )
 
 
@@ -169,6 +193,7 @@ _STAT_NUMBERS = (
     "write_back_bytes",
 )
 _STAT_MAPS = ("lookup_blocks", "puts", "counters")
+_WINDOWS_NUMBERS = ("objects", "payload_bytes", "used_bytes", "budget_bytes")
 _TIER_NUMBERS = ("objects", "payload_bytes", "used_bytes", "budget_bytes", "accepting")
 
 
@@ -183,7 +208,13 @@ def stat_to_pb(stat: Stat) -> Any:
         for t in stat.tiers
     ]
     values = {name: getattr(stat, name) for name in (*_STAT_NUMBERS, *_STAT_MAPS)}
-    return pb.StatReply(tiers=tiers, evicted_ssd_age_s_min=stat.evicted_ssd_age_s_min, **values)
+    windows = {name: getattr(stat.windows, name) for name in _WINDOWS_NUMBERS}
+    return pb.StatReply(
+        tiers=tiers,
+        evicted_ssd_age_s_min=stat.evicted_ssd_age_s_min,
+        windows=pb.WindowsStat(**windows),
+        **values,
+    )
 
 
 def stat_from_pb(m: Any) -> Stat:
@@ -199,7 +230,8 @@ def stat_from_pb(m: Any) -> Stat:
     values: dict[str, Any] = {name: getattr(m, name) for name in _STAT_NUMBERS}
     values |= {name: dict(getattr(m, name)) for name in _STAT_MAPS}
     age_s = m.evicted_ssd_age_s_min if m.HasField("evicted_ssd_age_s_min") else None
-    return Stat(tiers=tiers, evicted_ssd_age_s_min=age_s, **values)
+    windows = WindowsStat(**{name: getattr(m.windows, name) for name in _WINDOWS_NUMBERS})
+    return Stat(tiers=tiers, evicted_ssd_age_s_min=age_s, windows=windows, **values)
 
 
 _INFO_FIELDS = (
@@ -212,6 +244,26 @@ _INFO_FIELDS = (
     "dirty",
     "age_s",
 )
+
+
+def named_to_pb(cls: Any, namespace_id: bytes, name: bytes | str) -> Any:
+    """A message of class `cls` about an object of the window pool."""
+    kind = {"request_id": name} if isinstance(name, str) else {"key": name}
+    return cls(namespace_id=namespace_id, **kind)
+
+
+def put_window_to_pb(namespace_id: bytes, head: WindowHead) -> Any:
+    """`PutWindowRequest` without bytes."""
+    request = named_to_pb(pb.PutWindowRequest, namespace_id, head.name)
+    request.payload_bytes, request.checksum = head.payload_bytes, head.checksum
+    if head.ttl_s is not None:
+        request.ttl_s = head.ttl_s
+    if head.place is not None:
+        place = head.place
+        request.place.SetInParent()
+        request.place.parent, request.place.blocks = place.parent, place.blocks
+        request.place.tail_tokens = place.tail_tokens
+    return request
 
 
 def info_to_pb(info: BlockInfo) -> Any:

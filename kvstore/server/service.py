@@ -1,15 +1,16 @@
 """Every call of the service: the message in, the engine's answer out, and nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from kvstore.block import Durability, Match, Tier
+from kvstore.block import Durability, Tier
 from kvstore.errors import InvalidRequest, MessageTooLarge, Unavailable
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
+from kvstore.server.messages import parse
+from kvstore.server.waits import unless
+from kvstore.server.windows import WindowService
 from kvstore.store import Engine
 from kvstore.store.types import VerifyReport
 from kvstore.v1 import kvstore_pb2 as pb
@@ -18,15 +19,8 @@ VERIFY_PROGRESS_S = 0.5
 """How often a running verify tells how far it is."""
 
 Handler = Callable[[bytes], Coroutine[Any, Any, wire.Parts]]
-StreamHandler = Callable[[bytes], AsyncIterator[wire.Parts]]
-
-
-def parse(cls: Any, data: bytes) -> Any:
-    """A message of class `cls`. Raises `InvalidRequest`."""
-    try:
-        return cls.FromString(data)
-    except DecodeError as e:
-        raise InvalidRequest(f"{len(data)} B that are no {cls.DESCRIPTOR.name}: {e}") from e
+StreamHandler = Callable[[bytes], AsyncGenerator[wire.Parts, None]]
+CollectHandler = Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, wire.Parts]]
 
 
 def parse_durability(number: int) -> Durability:
@@ -78,6 +72,7 @@ class Service:
         self._hello = hello
         self._message_bytes_max = message_bytes_max
         self._draining = asyncio.Event()
+        self.windows = WindowService(engine, message_bytes_max, self._draining)
 
     def unary(self) -> dict[str, Handler]:
         """Handlers of the calls with one message each way, by method name."""
@@ -96,6 +91,8 @@ class Service:
             "Write": self._write,
             "Commit": self._commit,
             "Abort": self._abort,
+            "WaitWindow": self.windows.wait,
+            "DropWindow": self.windows.drop,
             "Evict": self._evict,
             "Flush": self._flush,
             "Stat": self._stat,
@@ -104,7 +101,11 @@ class Service:
 
     def streamed(self) -> dict[str, StreamHandler]:
         """Handlers of the calls that answer with a stream."""
-        return {"Verify": self._verify}
+        return {"Verify": self._verify, "GetWindow": self.windows.get}
+
+    def collected(self) -> dict[str, CollectHandler]:
+        """Handlers of the calls that take a stream."""
+        return {"PutWindow": self.windows.put}
 
     def drain(self) -> None:
         """End the calls that only wait."""
@@ -120,24 +121,17 @@ class Service:
 
     async def _match(self, data: bytes) -> wire.Parts:
         request = parse(pb.MatchRequest, data)
-        keys = parse_keys(request.keys)
+        # a prompt shorter than one block has no keys, but it may have snapshots
+        keys = messages.unpack_keys(request.keys)
         return _encoded(messages.match_to_pb(self._engine.match(request.namespace_id, keys)))
 
     async def _wait_for(self, data: bytes) -> wire.Parts:
         request = parse(pb.WaitForRequest, data)
         keys = parse_keys(request.keys)
-        waiting = asyncio.create_task(
-            self._engine.wait_for(request.namespace_id, keys, request.deadline_s)
+        match = await unless(
+            self._draining,
+            self._engine.wait_for(request.namespace_id, keys, request.deadline_s),
         )
-        draining = asyncio.create_task(self._draining.wait())
-        try:
-            await asyncio.wait((waiting, draining), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                raise Unavailable("the daemon is draining")
-            match: Match = waiting.result()
-        finally:
-            waiting.cancel()
-            draining.cancel()
         return _encoded(messages.match_to_pb(match))
 
     async def _acquire(self, data: bytes) -> wire.Parts:
@@ -256,7 +250,7 @@ class Service:
         blocks = self._engine.ls(request.namespace_id or None, request.limit, request.after or None)
         return _encoded(pb.LsReply(blocks=[messages.info_to_pb(info) for info in blocks]))
 
-    async def _verify(self, data: bytes) -> AsyncIterator[wire.Parts]:
+    async def _verify(self, data: bytes) -> AsyncGenerator[wire.Parts, None]:
         parse(pb.VerifyRequest, data)
         at, told = (0, 0), (-1, -1)
 

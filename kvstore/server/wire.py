@@ -21,6 +21,8 @@ BLOCK_OVERHEAD_BYTES = 128
 SECTION_OVERHEAD_BYTES = 8 + CHECKSUM_BYTES
 MESSAGE_OVERHEAD_BYTES = 256
 """Upper bounds of what one block, one section and one message add to the sections' bytes."""
+CHUNK_BYTES = 1 << 20
+"""Of a payload in one message, where a message takes so much: what is copied in one go."""
 
 _E = TypeVar("_E", Outcome, Durability)
 
@@ -77,6 +79,12 @@ def _sections(sections: Iterable[Buffer], checksums: Sequence[bytes]) -> Parts:
         view = byte_view(section)
         parts += (_TAGS[3, _LEN] + _varint(len(view)), view)
     return parts + _bytes(4, b"".join(checksums))
+
+
+def chunk_bytes(message_bytes_max: int) -> int:
+    """Of a payload in one message."""
+    room = message_bytes_max - MESSAGE_OVERHEAD_BYTES - BLOCK_OVERHEAD_BYTES
+    return max(1, min(CHUNK_BYTES, room // 2))
 
 
 def byte_view(buffer: Buffer) -> memoryview:

@@ -31,6 +31,7 @@ from kvstore.namespace import Namespace
 from kvstore.store.namespaces import Namespaces
 from kvstore.store.reservations import Reservations
 from kvstore.tiers.base import PAGE_BYTES, LogTier, SlotTier
+from kvstore.windows import WindowArena, WindowPool
 
 _RESIDENCIES = tuple(Tier(bits) for bits in range(8))
 _DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
@@ -105,6 +106,8 @@ class Core:
                 self.lifetime,
                 wall_offset_s,
             )
+        arena = WindowArena(config.windows_budget_bytes)
+        self.windows = WindowPool(config.windows, arena, metrics)
         self.costs: dict[Tier, TierCost] = {}
         self.held_bytes = 0
         self.held_bytes_max = int(dram.budget_bytes * config.dram.held_fraction_max)
@@ -228,11 +231,12 @@ class Core:
         return places
 
     def expire(self, now_s: float) -> None:
-        """End every lease and reservation that has lapsed."""
+        """End every lease, reservation and window object that has lapsed."""
         for right in self.leases.expire(now_s):
             self.metrics.add("leases_expired")
             self._let_go(right.held)
         self.reservations.expire(now_s)
+        self.windows.expire(now_s)
 
     def rows_to_read(
         self, lease_id: int, keys: Sequence[bytes], now_s: float
@@ -293,6 +297,7 @@ class Core:
         self.leases.check_integrity()
         self.reservations.rights.check_integrity()
         self.promotion.check_integrity()
+        self.windows.check_integrity()
         self.residency.check_integrity([*self.reservations.slots(), *self.promotion.slots()])
         reserved = np.flatnonzero(index.view("state") == 1).tolist()
         assert sorted(self.reservations.rows()) == reserved, "a RESERVED row has no reservation"

@@ -40,7 +40,11 @@ from kvstore.store.types import (
     SharedArena,
     Stat,
     VerifyReport,
+    WindowFrame,
+    WindowHead,
+    WindowPut,
 )
+from kvstore.store.windows import Windows, WindowWriter
 from kvstore.tiers.base import LogTier, Recovered
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.ssd import SsdTier
@@ -82,6 +86,7 @@ class Engine:
         self._loads = Loads(self._driver, self._dram, self._ssd)
         self._reads = Reads(self._driver, self._loads)
         self._puts = Puts(self._driver, self._dram)
+        self._windows = Windows(self._driver)
         self._driver.pump()
         if log is not None:
             # later, when nobody holds what was recovered any more
@@ -124,6 +129,7 @@ class Engine:
         if self._driver.closing:
             return
         self._driver.closing = True
+        self._driver.settled.wake_all()
         await self._driver.drain()
         if self._ssd is not None and not self._driver.log_hangs:
             await self._close_log(self._ssd)
@@ -155,12 +161,14 @@ class Engine:
         return self._core.namespaces.namespace(self._core.namespaces.number(namespace_id))
 
     def match(self, namespace_id: bytes, keys: Sequence[bytes]) -> Match:
-        """How much of a chain is here, and what fetching it will cost. Moves and pins nothing.
+        """How much of a chain is here, what fetching it will cost, and which window snapshots lie
+        behind its blocks. Moves and pins nothing. Without `keys`: of the snapshots, those before
+        the first block's end.
 
         Raises `UnknownNamespace`, `MessageTooLarge`.
         """
         self._driver.enter()
-        return self._core.match(namespace_id, keys)
+        return self._windows.shown(namespace_id, keys, self._core.match(namespace_id, keys))
 
     async def wait_for(
         self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float
@@ -179,8 +187,9 @@ class Engine:
                 break
             if not await self._driver.settled.wait(keys[at], deadline):
                 break
+            self._driver.enter()
         self._driver.enter()
-        return self._core.match(namespace_id, keys)
+        return self._windows.shown(namespace_id, keys, self._core.match(namespace_id, keys))
 
     # leases and reads
 
@@ -194,6 +203,7 @@ class Engine:
         """
         self._driver.enter()
         lease_id, ttl_s, match = self._core.acquire(namespace_id, keys, self._driver.now_s(), ttl_s)
+        match = self._windows.shown(namespace_id, keys, match)
         return LeaseGrant(lease_id, match.hit_blocks, ttl_s, match)
 
     async def renew(self, lease_id: int, ttl_s: float | None = None) -> float:
@@ -350,6 +360,47 @@ class Engine:
         r = self._core.residency
         ticket = r.ticket(set(r.dirty))
         await self._driver.durable([ticket], self._config.limits.drain_s_max)
+
+    # windows
+
+    @property
+    def window_fill_s_max(self) -> float:
+        """How long a payload that comes in pieces may take: `windows.fill_s_max`."""
+        return self._config.windows.fill_s_max
+
+    async def put_window(self, namespace_id: bytes, put: WindowPut) -> PutOutcome:
+        """A window snapshot or a hand-over record, in the place of one of the same name. NO_SPACE
+        where the pool is full of what can't go, CORRUPT where the checksum is not the payload's.
+        The payload MUST NOT change meanwhile.
+
+        Raises `UnknownNamespace`, `InvalidRequest`, `MessageTooLarge`
+        (`windows.payload_bytes_max`).
+        """
+        self._driver.enter()
+        return await self._windows.put(namespace_id, put)
+
+    def begin_window(self, namespace_id: bytes, head: WindowHead) -> WindowWriter | None:
+        """`put_window`, for a payload that comes in pieces; None is NO_SPACE. Ends with the
+        writer's `commit` or `abort`, one of which MUST be called. Raises what `put_window` does."""
+        self._driver.enter()
+        return self._windows.begin(namespace_id, head)
+
+    async def get_window(self, namespace_id: bytes, name: bytes | str) -> WindowFrame | None:
+        """The object of a name, verified; None for a miss. Its `done` MUST be called."""
+        self._driver.enter()
+        return await self._windows.get(namespace_id, name)
+
+    async def wait_window(self, namespace_id: bytes, request_id: str, deadline_s: float) -> bool:
+        """Whether the hand-over record of a request is there, after waiting for it until
+        `deadline_s` from now (at most `limits.wait_s_max`). Raises `Overloaded` where too many
+        wait."""
+        self._driver.enter()
+        return await self._windows.wait(namespace_id, request_id, deadline_s)
+
+    def drop_window(self, namespace_id: bytes, name: bytes | str) -> bool:
+        """Let the object of a name go; whether it was there."""
+        self._driver.enter()
+        return self._windows.drop(namespace_id, name)
 
     # upkeep
 

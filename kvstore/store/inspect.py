@@ -9,8 +9,9 @@ from kvstore.block import PutOutcome, Tier, TierCost
 from kvstore.errors import InvalidRequest
 from kvstore.index import READY
 from kvstore.store.core import Core
-from kvstore.store.types import BlockInfo, Stat, TierStat
+from kvstore.store.types import BlockInfo, Stat, TierStat, WindowsStat
 from kvstore.tiers.base import LogTier, SlotTier
+from kvstore.windows import WindowPool
 
 _LOOKUPS = ("hit_dram", "hit_ssd", "pending", "miss")
 _UNMEASURED = TierCost(0.0, float("inf"))
@@ -32,7 +33,13 @@ def stat(core: Core) -> Stat:
         puts={o.name.lower(): counts[f"put_{o.name.lower()}_blocks"] for o in PutOutcome},
         counters=dict(counts),
         evicted_ssd_age_s_min=core.lifetime.evicted_age_s_min,
+        windows=_windows(core.windows),
     )
+
+
+def _windows(pool: WindowPool) -> WindowsStat:
+    arena = pool.arena
+    return WindowsStat(len(pool), pool.payload_bytes, arena.used_bytes, arena.budget_bytes)
 
 
 def _tiers(core: Core) -> Iterator[TierStat]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
+from kvstore.block import Buffer, Match, Outcome, PutOutcome, SnapshotPlace, Tier, TierCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,55 @@ class ReservationGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowHead:
+    """What comes before the bytes of an object of the window pool. `name`: a snapshot's key, or a
+    hand-over's request id. `place`: of a snapshot, None for a hand-over. `checksum`: xxh3-128 of
+    the payload. `ttl_s`: the store's default without."""
+
+    name: bytes | str
+    place: SnapshotPlace | None
+    payload_bytes: int
+    checksum: bytes
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPut:
+    """An object of the window pool on its way in. `payload`: of `head.payload_bytes`."""
+
+    head: WindowHead
+    payload: Buffer
+
+
+@dataclass(slots=True)
+class WindowFrame:
+    """An object of the window pool on its way out. `payload`: its bytes in the pool, valid until
+    `done`, which MUST be called. `checksum`: their xxh3-128."""
+
+    payload: memoryview
+    checksum: bytes
+    _release: Callable[[], None] | None = field(default=None, repr=False)
+
+    def done(self) -> None:
+        """Let the memory go; a second call does nothing. On the event loop's thread only."""
+        release, self._release = self._release, None
+        if release is not None:
+            self.payload = memoryview(b"")
+            release()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsStat:
+    """The window pool now. `payload_bytes`: of its objects. `used_bytes`: what they really take,
+    those on their way in and out included."""
+
+    objects: int = 0
+    payload_bytes: int = 0
+    used_bytes: int = 0
+    budget_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TierStat:
     """One tier now.
 
@@ -144,6 +193,7 @@ class Stat:
     puts: dict[str, int]
     counters: dict[str, int]
     evicted_ssd_age_s_min: float | None
+    windows: WindowsStat = WindowsStat()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,3 +97,7 @@ class KeyWaiters:
             for future in self._by_key.get(key, ()):
                 if not future.done():
                     future.set_result(None)
+
+    def wake_all(self) -> None:
+        """Nothing will happen any more."""
+        self.wake(list(self._by_key))

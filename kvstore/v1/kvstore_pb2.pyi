@@ -112,18 +112,32 @@ class TierCost(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("hit_blocks", "outcomes", "residency", "block_bytes", "costs")
+    __slots__ = ("hit_blocks", "outcomes", "residency", "block_bytes", "costs", "snapshots")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     outcomes: bytes
     residency: bytes
     block_bytes: int
     costs: _containers.RepeatedCompositeFieldContainer[TierCost]
-    def __init__(self, hit_blocks: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., residency: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[TierCost, _Mapping]]] = ...) -> None: ...
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
+    def __init__(self, hit_blocks: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., residency: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[TierCost, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ...) -> None: ...
+
+class SnapshotRef(_message.Message):
+    __slots__ = ("key", "blocks", "tail_tokens", "payload_bytes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    blocks: int
+    tail_tokens: int
+    payload_bytes: int
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class WaitForRequest(_message.Message):
     __slots__ = ("namespace_id", "keys", "deadline_s")
@@ -313,6 +327,95 @@ class AbortReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PutWindowRequest(_message.Message):
+    __slots__ = ("namespace_id", "key", "request_id", "place", "ttl_s", "payload_bytes", "checksum", "chunk")
+    class Place(_message.Message):
+        __slots__ = ("parent", "blocks", "tail_tokens")
+        PARENT_FIELD_NUMBER: _ClassVar[int]
+        BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        parent: bytes
+        blocks: int
+        tail_tokens: int
+        def __init__(self, parent: _Optional[bytes] = ..., blocks: _Optional[int] = ..., tail_tokens: _Optional[int] = ...) -> None: ...
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    key: bytes
+    request_id: str
+    place: PutWindowRequest.Place
+    ttl_s: float
+    payload_bytes: int
+    checksum: bytes
+    chunk: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ..., key: _Optional[bytes] = ..., request_id: _Optional[str] = ..., place: _Optional[_Union[PutWindowRequest.Place, _Mapping]] = ..., ttl_s: _Optional[float] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[bytes] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutWindowReply(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: PutOutcome
+    def __init__(self, outcome: _Optional[_Union[PutOutcome, str]] = ...) -> None: ...
+
+class GetWindowRequest(_message.Message):
+    __slots__ = ("namespace_id", "key", "request_id")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    key: bytes
+    request_id: str
+    def __init__(self, namespace_id: _Optional[bytes] = ..., key: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class GetWindowReply(_message.Message):
+    __slots__ = ("found", "payload_bytes", "checksum", "chunk")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    payload_bytes: int
+    checksum: bytes
+    chunk: bytes
+    def __init__(self, found: _Optional[bool] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[bytes] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class WaitWindowRequest(_message.Message):
+    __slots__ = ("namespace_id", "request_id", "deadline_s")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    request_id: str
+    deadline_s: float
+    def __init__(self, namespace_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class WaitWindowReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class DropWindowRequest(_message.Message):
+    __slots__ = ("namespace_id", "key", "request_id")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    key: bytes
+    request_id: str
+    def __init__(self, namespace_id: _Optional[bytes] = ..., key: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DropWindowReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
 class EvictRequest(_message.Message):
     __slots__ = ("namespace_id", "keys", "tier")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -393,7 +496,7 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., accepting: _Optional[bool] = ..., cost: _Optional[_Union[TierCost, _Mapping]] = ...) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min")
+    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min", "windows")
     class LookupBlocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +530,7 @@ class StatReply(_message.Message):
     PUTS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_SSD_AGE_S_MIN_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
     blocks: int
     namespaces: int
@@ -439,7 +543,20 @@ class StatReply(_message.Message):
     puts: _containers.ScalarMap[str, int]
     counters: _containers.ScalarMap[str, int]
     evicted_ssd_age_s_min: float
-    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., evicted_ssd_age_s_min: _Optional[float] = ...) -> None: ...
+    windows: WindowsStat
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., evicted_ssd_age_s_min: _Optional[float] = ..., windows: _Optional[_Union[WindowsStat, _Mapping]] = ...) -> None: ...
+
+class WindowsStat(_message.Message):
+    __slots__ = ("objects", "payload_bytes", "used_bytes", "budget_bytes")
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    payload_bytes: int
+    used_bytes: int
+    budget_bytes: int
+    def __init__(self, objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
 
 class LsRequest(_message.Message):
     __slots__ = ("namespace_id", "limit", "after")

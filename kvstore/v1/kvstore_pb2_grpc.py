@@ -104,6 +104,26 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_v1_dot_kvstore__pb2.AbortRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.AbortReply.FromString,
                 _registered_method=True)
+        self.PutWindow = channel.stream_unary(
+                '/kvstore.v1.KVStore/PutWindow',
+                request_serializer=kvstore_dot_v1_dot_kvstore__pb2.PutWindowRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.PutWindowReply.FromString,
+                _registered_method=True)
+        self.GetWindow = channel.unary_stream(
+                '/kvstore.v1.KVStore/GetWindow',
+                request_serializer=kvstore_dot_v1_dot_kvstore__pb2.GetWindowRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.GetWindowReply.FromString,
+                _registered_method=True)
+        self.WaitWindow = channel.unary_unary(
+                '/kvstore.v1.KVStore/WaitWindow',
+                request_serializer=kvstore_dot_v1_dot_kvstore__pb2.WaitWindowRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.WaitWindowReply.FromString,
+                _registered_method=True)
+        self.DropWindow = channel.unary_unary(
+                '/kvstore.v1.KVStore/DropWindow',
+                request_serializer=kvstore_dot_v1_dot_kvstore__pb2.DropWindowRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.DropWindowReply.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/kvstore.v1.KVStore/Evict',
                 request_serializer=kvstore_dot_v1_dot_kvstore__pb2.EvictRequest.SerializeToString,
@@ -223,6 +243,32 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutWindow(self, request_iterator, context):
+        """The window pool: snapshots and hand-over records. Payloads of any number of messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWindow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WaitWindow(self, request, context):
+        """Answers when the record is there, or the time is up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropWindow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -326,6 +372,26 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.AbortRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_kvstore__pb2.AbortReply.SerializeToString,
+            ),
+            'PutWindow': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutWindow,
+                    request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.PutWindowRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_kvstore__pb2.PutWindowReply.SerializeToString,
+            ),
+            'GetWindow': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetWindow,
+                    request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.GetWindowRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_kvstore__pb2.GetWindowReply.SerializeToString,
+            ),
+            'WaitWindow': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitWindow,
+                    request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.WaitWindowRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_kvstore__pb2.WaitWindowReply.SerializeToString,
+            ),
+            'DropWindow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropWindow,
+                    request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.DropWindowRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_kvstore__pb2.DropWindowReply.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -731,6 +797,114 @@ class KVStore:
             '/kvstore.v1.KVStore/Abort',
             kvstore_dot_v1_dot_kvstore__pb2.AbortRequest.SerializeToString,
             kvstore_dot_v1_dot_kvstore__pb2.AbortReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutWindow(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/kvstore.v1.KVStore/PutWindow',
+            kvstore_dot_v1_dot_kvstore__pb2.PutWindowRequest.SerializeToString,
+            kvstore_dot_v1_dot_kvstore__pb2.PutWindowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWindow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.KVStore/GetWindow',
+            kvstore_dot_v1_dot_kvstore__pb2.GetWindowRequest.SerializeToString,
+            kvstore_dot_v1_dot_kvstore__pb2.GetWindowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitWindow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.KVStore/WaitWindow',
+            kvstore_dot_v1_dot_kvstore__pb2.WaitWindowRequest.SerializeToString,
+            kvstore_dot_v1_dot_kvstore__pb2.WaitWindowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropWindow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.KVStore/DropWindow',
+            kvstore_dot_v1_dot_kvstore__pb2.DropWindowRequest.SerializeToString,
+            kvstore_dot_v1_dot_kvstore__pb2.DropWindowReply.FromString,
             options,
             channel_credentials,
             insecure,

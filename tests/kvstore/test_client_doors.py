@@ -303,8 +303,7 @@ def test_nothing_asked_for_is_an_error(door: Door) -> None:
     client = door.client
     lease = door.do(client.acquire(ns, [b"\1" * 32]))
     for call in (
-        lambda: client.match(ns, ns.block_keys(b"")),
-        lambda: client.acquire(ns, []),
+        lambda: client.acquire(ns, ns.block_keys(b"")),
         lambda: client.wait_for(ns, [], 1.0),
         lambda: client.read(lease, []),
         lambda: client.read(lease, [b"\1" * 32], sections=[]),
@@ -315,6 +314,13 @@ def test_nothing_asked_for_is_an_error(door: Door) -> None:
     ):
         error = door.fails(call)
         assert type(error) is InvalidRequest, error
+
+
+def test_a_prompt_shorter_than_a_block_is_matched_with_nothing(door: Door) -> None:
+    ns = door.open()
+    put_chain(door, ns, 1)
+    match = door.do(door.client.match(ns, []))
+    assert (match.hit_blocks, match.outcomes, match.residency) == (0, (), ())
 
 
 def test_keys_of_a_wrong_length_are_an_error(door: Door) -> None:

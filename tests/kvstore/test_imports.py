@@ -18,8 +18,9 @@ SIDE_BY_SIDE = {"index", "lease", "eviction", "tiers"}
 MAY_IMPORT = {
     **dict.fromkeys(LEAVES, LEAVES),
     **dict.fromkeys(SIDE_BY_SIDE, LEAVES),
+    "windows": LEAVES | {"tiers"},
     "migration": LEAVES | SIDE_BY_SIDE,
-    "store": LEAVES | SIDE_BY_SIDE | {"migration"},
+    "store": LEAVES | SIDE_BY_SIDE | {"windows", "migration"},
     "server": LEAVES | SIDE_BY_SIDE | {"migration", "store", "v1"},
     "client": LEAVES | {"store", "server", "tiers", "v1"},
     "bench": LEAVES | {"eviction", "index", "client"},
@@ -27,7 +28,7 @@ MAY_IMPORT = {
     "": LEAVES | {"client"},
     "__main__": {"cli"},
     "v1": set(),
-    "testing": LEAVES | SIDE_BY_SIDE | {"migration", "store"},
+    "testing": LEAVES | SIDE_BY_SIDE | {"windows", "migration", "store"},
 }
 """By room of kvstore ("" is its front door): the other rooms that it may import."""
 PROTOBUF_ROOMS = {"server", "client", "v1"}

@@ -58,11 +58,15 @@ def test_numbers_of_the_enums_are_the_stores() -> None:
 
 def test_every_method_of_the_service_has_a_handler() -> None:
     from kvstore.server.service import Service
+    from kvstore.server.windows import WindowService
 
     methods = pb.DESCRIPTOR.services_by_name["KVStore"]
     assert methods.full_name == SERVICE
     service = Service.__new__(Service)
-    unary = {m.name for m in methods.methods if not m.server_streaming}
+    service.windows = WindowService.__new__(WindowService)
+    collected = {m.name for m in methods.methods if m.client_streaming}
+    unary = {m.name for m in methods.methods if not m.server_streaming} - collected
     streamed = {m.name for m in methods.methods if m.server_streaming}
     assert set(service.unary()) == unary
     assert set(service.streamed()) == streamed
+    assert set(service.collected()) == collected

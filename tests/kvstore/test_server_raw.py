@@ -130,7 +130,7 @@ def test_packed_keys_of_a_wrong_length_are_refused(stub: Any) -> None:
 def test_nothing_asked_for_is_refused(stub: Any) -> None:
     ns = open_namespace(stub)
     for call, request in (
-        (stub.Match, pb.MatchRequest(namespace_id=ns.id)),
+        (stub.WaitFor, pb.WaitForRequest(namespace_id=ns.id)),
         (stub.Acquire, pb.AcquireRequest(namespace_id=ns.id)),
         (stub.Put, pb.PutRequest(namespace_id=ns.id)),
     ):

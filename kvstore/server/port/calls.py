@@ -8,12 +8,14 @@ from typing import Any
 from kvstore.block import Outcome, Tier
 from kvstore.errors import InvalidRequest, MessageTooLarge
 from kvstore.server import messages
+from kvstore.server.messages import parse
 from kvstore.server.port.frames import METHODS
 from kvstore.server.port.peer import NO_BYTES, Peer
-from kvstore.server.service import Service, parse, parse_durability, parse_keys
+from kvstore.server.service import Service, parse_durability, parse_keys
+from kvstore.server.windows import window_head, window_name
 from kvstore.store import Engine
 from kvstore.store.core import NOT_IN_DRAM
-from kvstore.store.types import BlockFrames, Gathered, PackedBlocks
+from kvstore.store.types import BlockFrames, Gathered, PackedBlocks, WindowPut
 from kvstore.v1 import kvstore_pb2 as pb
 
 AT_ONCE = frozenset({"Match", "Acquire", "Renew", "Release"})
@@ -53,7 +55,12 @@ class Calls:
     def __init__(self, service: Service, engine: Engine, frame_bytes_max: int) -> None:
         self._engine, self._service = engine, service
         self._frame_bytes_max = frame_bytes_max
-        own = {"BulkRead": self._read, "BulkPut": self._put}
+        own = {
+            "BulkRead": self._read,
+            "BulkPut": self._put,
+            "PutWindow": self._put_window,
+            "GetWindow": self._get_window,
+        }
         known = service.unary()
         self.by_name: dict[str, Answer] = {
             name: own[name] if name in own else self._of_service(known[name]) for name in METHODS
@@ -160,6 +167,30 @@ class Calls:
         outcomes = await self._engine.put_packed(message.namespace_id, blocks, durability)
         packed = messages.pack_put_outcomes(outcomes)
         return Reply(pb.PutReply(outcomes=packed).SerializeToString())
+
+    async def _put_window(self, request: Request) -> Reply:
+        message = parse(pb.PutWindowRequest, request.message)
+        put = WindowPut(window_head(message), request.body)
+        outcome = await self._engine.put_window(message.namespace_id, put)
+        reply = pb.PutWindowReply(outcome=pb.PutOutcome.Name(outcome.value))
+        return Reply(reply.SerializeToString())
+
+    async def _get_window(self, request: Request) -> Reply:
+        message = parse(pb.GetWindowRequest, request.message)
+        if len(request.body):
+            raise InvalidRequest(f"{len(request.body)} B behind a message that has no body")
+        frame = await self._engine.get_window(message.namespace_id, window_name(message))
+        if frame is None:
+            return Reply(pb.GetWindowReply().SerializeToString())
+        size = len(frame.payload)
+        if size > self._frame_bytes_max:
+            frame.done()
+            raise MessageTooLarge(
+                f"the payload has {size} B, and one frame carries {self._frame_bytes_max} B "
+                "(server.data_port.frame_bytes_max); get it over gRPC"
+            )
+        reply = pb.GetWindowReply(found=True, payload_bytes=size, checksum=frame.checksum)
+        return Reply(reply.SerializeToString(), [frame.payload], frame.done)
 
 
 def _done(blocks: Sequence[BlockFrames]) -> None:

@@ -43,6 +43,9 @@ METHODS = (
     "OpenNamespace",
     "Read",
     "Put",
+    "PutWindow",
+    "GetWindow",
+    "DropWindow",
 )
 """Calls of the data port; a method's number is its place. Everything else is asked over gRPC."""
 NUMBER_OF_METHOD = {name: number for number, name in enumerate(METHODS)}
