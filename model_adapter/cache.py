@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from model_adapter.cache_rows import GrowingArray, OpenGroup, WindowRows
 from model_adapter.config import GlobalCache, ModelConfig
 from model_adapter.errors import CacheError
 from model_adapter.records import Records
+from model_adapter.snapshot import Computed, Part, PartKind, Snapshot, pack
 
 MAIN_ROLE = "main"
 INDEX_ROLE = "index"
@@ -104,6 +106,70 @@ class SequenceCache:
         for spec, rows in zip(self._specs, arrays, strict=True):
             self.rows(spec).append(rows)
 
+    def to_snapshot(
+        self, block_tokens: int, computed: Computed, drafts: Sequence[WindowRows] = ()
+    ) -> bytearray:
+        """The state at `length` but for its full blocks and token ids, as bytes.
+
+        `computed`: how it came to be. `drafts`: the draft layers' windows, left out where they do
+        not reach `length`. Raises `CacheError` for an empty cache.
+        """
+        self.check_usable()
+        if not self.length:
+            raise CacheError("an empty cache has no state to keep")
+        parts = [_window_part(PartKind.WINDOW, *w, self._config) for w in enumerate(self.windows)]
+        if all(rows.end == self.length for rows in drafts):
+            parts += [
+                _window_part(PartKind.DRAFT_WINDOW, *w, self._config) for w in enumerate(drafts)
+            ]
+        full = self.length // block_tokens * block_tokens
+        for number, spec in enumerate(self._specs):
+            first = full // spec.ratio
+            rows = self.rows(spec).rows[first : self.length // spec.ratio]
+            parts.append(Part(PartKind.SECTION, number, first, rows))
+        for layer, group in self.open_groups.items():
+            pending = np.ascontiguousarray(group.pending().numpy(), "<f4").view(np.uint8)
+            start = self.length - len(pending)
+            parts.append(Part(PartKind.PENDING, layer, start, pending))
+        return pack(self.length, block_tokens, computed, parts)
+
+    def from_snapshot(
+        self,
+        snapshot: Snapshot,
+        token_ids: npt.NDArray[np.integer],
+        drafts: Sequence[WindowRows] = (),
+    ) -> None:
+        """Go on at the snapshot's position, its full blocks having been loaded.
+
+        `token_ids`: of the positions before it. `drafts`: to restore too; where the snapshot has
+        none they go on empty, which makes guesses worse and nothing wrong. Loaded rows behind the
+        snapshot's blocks are dropped. Raises `CacheError` for a cache in use, blocks that are not
+        there or ids of another number; nothing was changed then.
+        """
+        full = snapshot.blocks * snapshot.block_tokens
+        if self.length or self.loaded_tokens < full:
+            raise CacheError(
+                f"a snapshot at position {snapshot.position} needs a fresh cache with {full} "
+                f"tokens loaded, not one of {self.length} tokens with {self.loaded_tokens}"
+            )
+        if len(token_ids) != snapshot.position:
+            raise CacheError(
+                f"{len(token_ids)} token ids for a snapshot at position {snapshot.position}"
+            )
+        with self.changing():
+            self.truncate_rows(full)
+            for spec, part in zip(self._specs, snapshot.sections, strict=True):
+                self.rows(spec).append(part.rows)
+            for rows, part in zip(self.windows, snapshot.windows, strict=True):
+                rows.restore(part.start, snapshot.position, part.rows)
+            for rows, part in zip(drafts if snapshot.drafts else (), snapshot.drafts, strict=False):
+                rows.restore(part.start, snapshot.position, part.rows)
+            for part in snapshot.pending:
+                pending = np.ascontiguousarray(part.rows).view("<f4").astype(np.float32)
+                self.open_groups[part.number].restore(snapshot.position, torch.from_numpy(pending))
+            self._tokens.append(token_ids.astype(np.int32))
+            self.length = snapshot.position
+
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on, at most `ROLLBACK_TOKENS_MAX` of them.
 
@@ -166,6 +232,12 @@ class SequenceCache:
                 f"it begins at row {place.start}"
             )
         return flat.reshape(-1, spec.row_bytes)
+
+
+def _window_part(kind: PartKind, number: int, window: WindowRows, config: ModelConfig) -> Part:
+    """The last W records; a query needs W − 1 of them, a draft all."""
+    count = min(config.window, window.end - window.start)
+    return Part(kind, number, window.start, window.latest(count))
 
 
 class _Change:

@@ -76,6 +76,12 @@ class WindowRows:
         self._at = self._count = 0
         self.start = self.end = position
 
+    def restore(self, start: int, end: int, records: Records) -> None:
+        """Hold `records` of the positions before `end`, and nothing else. `start`: as it was."""
+        self.restart(end - len(records))
+        self.append(records)
+        self.start = start
+
     def latest(self, count: int) -> Records:
         """Records of the last `count` positions, or of as many as there are; a view."""
         count = min(count, self._count)
@@ -132,6 +138,11 @@ class OpenGroup:
         """The next row is that of `position`, where a group begins."""
         self._rows = self._rows[:0]
         self.end = position
+
+    def restore(self, end: int, pending: torch.Tensor) -> None:
+        """Hold the rows float32 [k, channels] of the positions before `end`, and nothing else."""
+        self._rows = pending
+        self.end = end
 
     def complete(self, rows: torch.Tensor) -> torch.Tensor:
         """Add rows; returns the groups that are complete now, [groups, ratio, channels]."""

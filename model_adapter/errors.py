@@ -8,7 +8,10 @@
     │   ├── ShardError        a file is missing, truncated or not safetensors
     │   └── TensorError       a tensor is missing, has a wrong shape or dtype, or lacks its scale
     ├── CacheError            a sequence cache was asked for what it does not hold, or given bytes
-    │                         that do not fit it
+    │   │                     that do not fit it
+    │   ├── SnapshotError     a snapshot or hand-over is truncated, damaged, of another format or
+    │   │                     of another model
+    │   └── SectionsLost      sections that were on their way to the cache did not come
     ├── InputError            token ids, hit lengths or modes that can't be right
     │   ├── ChatError         a message, role, tool or option that the chat format has no place for
     │   └── ImageError        a picture that can't be read, or images that don't fit their prompt
@@ -38,6 +41,14 @@ class TensorError(CheckpointError):
 
 class CacheError(AdapterError):
     """A sequence cache does not hold what was asked for, or the bytes given do not fit it."""
+
+
+class SnapshotError(CacheError):
+    """A snapshot or hand-over record can't be used here; the message says why. Compute anew."""
+
+
+class SectionsLost(CacheError):
+    """Sections that were on their way to the cache did not come: load again, or compute."""
 
 
 class InputError(AdapterError):

@@ -15,6 +15,7 @@ _COLOURS = {
     "warm store": "#1f618d",
     "from SSD": "#1f618d",
     "from DRAM": "#7fb3d5",
+    "from a snapshot": "#76b7a0",
     "computed": "#e59866",
     "replayed": "#b03a2e",
 }
@@ -50,6 +51,7 @@ def _draw_tokens(axes: Axes, results: DemoResults) -> None:
     parts = {
         "from SSD": [r.hit_blocks.get(Tier.SSD, 0) * step for r in reports],
         "from DRAM": [r.hit_blocks.get(Tier.DRAM, 0) * step for r in reports],
+        "from a snapshot": [r.hit_tokens - sum(r.hit_blocks.values()) * step for r in reports],
         "computed": [r.prompt_tokens - r.hit_tokens for r in reports],
     }
     bottom = [0] * len(reports)
@@ -71,7 +73,7 @@ def _draw_tokens(axes: Axes, results: DemoResults) -> None:
     )
     axes.set_ylabel("prompt tokens, warm store")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.legend(frameon=False, ncols=4, loc="upper left")
+    axes.legend(frameon=False, ncols=5, loc="upper left")
     _ticks(axes, results)
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from model_adapter.demo.reference import ProcessBlocks, WatchedBlocks
 from model_adapter.demo.schedule import Turn
 from model_adapter.model import Model
-from model_adapter.session import BlockSource, CachedSession, Generation, RequestReport
+from model_adapter.session import (
+    BlockSource,
+    CachedSession,
+    Generation,
+    RequestReport,
+    SnapshotOutcome,
+)
 
 OnTurn = Callable[[], None]
 
@@ -52,7 +58,9 @@ def play_checked(
     played = []
     for turn in turns:
         answer = session.generate(turn.prompt_ids, max_tokens)
-        reference.hit_blocks = answer.report.hit_tokens // source.layout.block_tokens
+        hit, resumed = answer.report.hit_tokens, answer.report.snapshot is SnapshotOutcome.HIT
+        reference.hit_blocks = hit // source.layout.block_tokens
+        reference.resume_at = hit if resumed else 0
         expected = check.generate(turn.prompt_ids, max_tokens)
         equal = _same(answer, expected) and watched.digests == kept.digests
         played.append(Played(turn, answer.token_ids, answer.report, equal))

@@ -13,14 +13,17 @@ import torch
 
 from kvstore import Layout, Tier
 from model_adapter.demo.play import Played
+from model_adapter.session import SnapshotOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """One pass, all turns together."""
+    """One pass, all turns together. `resumed_turns`: those that went on from a window snapshot,
+    with nothing replayed. `fetched_bytes`: snapshots included."""
 
     prompt_tokens: int
     hit_tokens: int
+    resumed_turns: int
     replayed_tokens: int
     encoder_positions: int
     ttft_s: float
@@ -38,10 +41,11 @@ class Totals:
         return cls(
             prompt_tokens=sum(r.prompt_tokens for r in reports),
             hit_tokens=sum(r.hit_tokens for r in reports),
+            resumed_turns=sum(r.snapshot is SnapshotOutcome.HIT for r in reports),
             replayed_tokens=sum(r.replayed_tokens for r in reports),
             encoder_positions=sum(r.encoder_positions for r in reports),
             ttft_s=sum(r.ttft_s for r in reports),
-            fetched_bytes=sum(r.fetched_bytes for r in reports),
+            fetched_bytes=sum(r.fetched_bytes + r.snapshot_bytes for r in reports),
             stored_bytes=sum(r.stored_bytes for r in reports),
             hit_blocks=blocks,
         )

@@ -8,17 +8,16 @@ import torch
 from model_adapter.cache import SequenceCache
 from model_adapter.decoding import SamplingParams, generate
 from model_adapter.dspark import Drafter, SequenceDrafts
-from model_adapter.forward_pass import Observer
 from model_adapter.model import Model
 from model_adapter.session import Decode
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One request's way of choosing. `observer`: has to see its prefill."""
+    """One request's way of choosing. `drafts`: those that `decode` uses."""
 
     decode: Decode
-    observer: Observer | None = None
+    drafts: SequenceDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +40,4 @@ class Choosing:
             params = SamplingParams(max_tokens, temperature, top_p, seed)
             yield from generate(model, cache, logits, params, stop_ids, drafts)
 
-        return Choice(decode, None if drafts is None else drafts.observer)
+        return Choice(decode, drafts)

@@ -121,7 +121,7 @@ class Job:
             on_token,
             images=task.images,
             decode=task.choice.decode,
-            observer=task.choice.observer,
+            drafts=task.choice.drafts,
             stopped=lambda: text.stopped or self._left.is_set(),
         )
         if piece := text.finish():

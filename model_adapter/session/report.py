@@ -21,17 +21,36 @@ class PrefixOutcome(Enum):
     """The store failed before anything was taken from it."""
 
 
+class SnapshotOutcome(Enum):
+    """What became of the window snapshot that a hit may resume from."""
+
+    OFF = "off"
+    """The session does without, or has no store."""
+    HIT = "hit"
+    """The request went on at its exact position; nothing was replayed."""
+    MISS = "miss"
+    """None lies on the prompt."""
+    SHORTER = "shorter"
+    """A replay from the blocks that hit computes less than going on at the snapshot."""
+    GONE = "gone"
+    """It, or a block before it, was there for the lookup and not any more."""
+    UNUSABLE = "unusable"
+    """Its bytes are not a state of this model; the log says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestReport:
     """One request in numbers; times are seconds, sizes payload bytes.
 
-    `hit_tokens`: taken from the store, a whole number of blocks. `replayed_tokens`: of those, run
-    again through the encoder. `encoder_positions`, `decoder_positions`: positions that each half of
-    the network computed before the first token; a warm request's encoder computes the replay and
-    the suffix, its decoder the last window (ds41f §5). `hit_blocks`: by the tier that held them.
-    `present_blocks`: offered, but there already. `fetch_s`: lookup and reading, part of `ttft_s`.
-    `store_s`: storing new blocks, not part of it. `store_error`: the first failure of the store,
-    which cost the request nothing but its hit.
+    `hit_tokens`: taken from the store: whole blocks, or exactly up to a snapshot.
+    `replayed_tokens`: of those, run again through the encoder; none from a snapshot.
+    `encoder_positions`, `decoder_positions`: positions that each half of the network computed
+    before the first token; a warm request's encoder computes the replay and the suffix, its decoder
+    the last window (ds41f §5). `hit_blocks`: by the tier that held them. `present_blocks`: offered,
+    but there already. `fetch_s`: lookup and reading, part of `ttft_s`. `store_s`: storing blocks
+    and snapshots, not part of it. `store_error`: the first failure of the store, which cost the
+    request nothing but its hit. `snapshot`: whether the hit was resumed from one, of
+    `snapshot_bytes`; `stored_snapshots`, `refused_snapshots`: those left for later requests.
     """
 
     outcome: PrefixOutcome
@@ -52,6 +71,10 @@ class RequestReport:
     store_s: float
     total_s: float
     store_error: str | None = None
+    snapshot: SnapshotOutcome = SnapshotOutcome.OFF
+    snapshot_bytes: int = 0
+    stored_snapshots: int = 0
+    refused_snapshots: int = 0
 
     @property
     def tiers(self) -> str:
@@ -62,4 +85,5 @@ class RequestReport:
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a JSON file."""
         blocks = {str(tier.name).lower(): n for tier, n in self.hit_blocks.items()}
-        return asdict(self) | {"outcome": self.outcome.value, "hit_blocks": blocks}
+        named = {"outcome": self.outcome.value, "snapshot": self.snapshot.value}
+        return asdict(self) | named | {"hit_blocks": blocks}

@@ -15,15 +15,35 @@ TokenIds = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A window snapshot that lies on a prompt. `position`: tokens before it. `blocks`: full blocks
+    among them, which are at the source too."""
+
+    key: bytes
+    position: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A prompt's blocks at the source.
 
     `keys`: names of all full blocks of the prompt. `blocks`: how many of them, from the first on,
-    can be loaded. `error`: why the source could not be asked, if so.
+    can be loaded. `snapshot`: the longest one that lies on the prompt and leaves a token to
+    compute. `error`: why the source could not be asked, if so.
     """
 
     keys: Sequence[bytes] = ()
     blocks: int = 0
+    snapshot: FoundSnapshot | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSnapshot:
+    """`payload`: None where it has gone since it was found."""
+
+    payload: bytes | None = None
     error: str | None = None
 
 
@@ -46,13 +66,16 @@ class Stored:
     """What became of the blocks that were offered.
 
     `present`: there already, from this writer or another. `refused`: no room, or no parent.
-    `payload_bytes`: of the `stored` ones.
+    `payload_bytes`: of the `stored` ones. `snapshots`, `refused_snapshots`: window snapshots that
+    were kept, and not.
     """
 
     stored: int = 0
     present: int = 0
     refused: int = 0
     payload_bytes: int = 0
+    snapshots: int = 0
+    refused_snapshots: int = 0
     error: str | None = None
 
     def __add__(self, other: "Stored") -> "Stored":
@@ -61,12 +84,15 @@ class Stored:
             self.present + other.present,
             self.refused + other.refused,
             self.payload_bytes + other.payload_bytes,
+            self.snapshots + other.snapshots,
+            self.refused_snapshots + other.refused_snapshots,
             self.error or other.error,
         )
 
 
 class BlockSource(Protocol):
-    """Keeps blocks by their chained names. The session calls it from one thread.
+    """Keeps blocks and window snapshots by what stands before them. The session calls it from one
+    thread.
 
     No call raises for a source that fails: the result says so, and counts as a miss.
     """
@@ -84,6 +110,19 @@ class BlockSource(Protocol):
         """Load the first `blocks` (≤ `found.blocks`) into `cache`, which MUST be empty.
 
         Block i is in the cache whole or not at all, and only when all before it are.
+        """
+        ...
+
+    def load_snapshot(self, snapshot: FoundSnapshot) -> LoadedSnapshot:
+        """A snapshot's payload."""
+        ...
+
+    def store_snapshot(
+        self, token_ids: TokenIds, payload: bytearray, images: Sequence[ImageSpan] = ()
+    ) -> Stored:
+        """Keep a snapshot of the position behind `token_ids`, whose full blocks were stored.
+
+        `images`: those among the tokens.
         """
         ...
 

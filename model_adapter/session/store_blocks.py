@@ -15,9 +15,16 @@ from kvstore import (
     PutOutcome,
     Tier,
 )
-from kvstore.errors import KVStoreError
+from kvstore.errors import InvalidRequest, KVStoreError
 from model_adapter.cache import SequenceCache
-from model_adapter.session.source import Found, Loaded, Stored, TokenIds
+from model_adapter.session.source import (
+    Found,
+    FoundSnapshot,
+    Loaded,
+    LoadedSnapshot,
+    Stored,
+    TokenIds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +33,7 @@ _REFUSED = {PutOutcome.NO_SPACE, PutOutcome.PARENT_MISSING, PutOutcome.CORRUPT}
 
 
 class StoreBlocks:
-    """Blocks of one namespace behind a `kvstore.connect` client (see `BlockSource`).
+    """Blocks and snapshots of one namespace behind a `kvstore.connect` client (see `BlockSource`).
 
     `batch_bytes_max`: payload that is in memory besides the cache, in either direction. The
     namespace is opened at first use, and again after the store was lost.
@@ -51,7 +58,15 @@ class StoreBlocks:
             keys = handle.block_keys(token_ids, images)
             if not keys:
                 return Found()
-            return Found(keys, self._client.match(handle, keys).hit_blocks)
+            match = self._client.match(handle, keys)
+            snapshot = None
+            if not hasattr(handle, "longest_snapshot"):
+                return Found(keys, match.hit_blocks)
+            ref = handle.longest_snapshot(match, token_ids, images)
+            if ref is not None:
+                position = ref.blocks * self.layout.block_tokens + ref.tail_tokens
+                snapshot = FoundSnapshot(ref.key, position, ref.blocks)
+            return Found(keys, match.hit_blocks, snapshot)
         except KVStoreError as e:
             return Found(error=self._lost("looking up a prefix", e))
 
@@ -77,6 +92,28 @@ class StoreBlocks:
 
     def _loaded(self, blocks: int, tiers: Counter[Tier], error: str | None = None) -> Loaded:
         return Loaded(blocks, tiers, blocks * self.layout.block_bytes, error)
+
+    def load_snapshot(self, snapshot: FoundSnapshot) -> LoadedSnapshot:
+        """Read a snapshot; one that has gone is a miss."""
+        try:
+            return LoadedSnapshot(self._client.get_window(self._open(), snapshot.key))
+        except KVStoreError as e:
+            return LoadedSnapshot(error=self._lost("reading a window snapshot", e))
+
+    def store_snapshot(
+        self, token_ids: TokenIds, payload: bytearray, images: Sequence[ImageSpan] = ()
+    ) -> Stored:
+        """Put a snapshot. One that the store will never take, or has no room for, is refused."""
+        if not hasattr(self._client, "put_snapshot"):
+            return Stored(refused_snapshots=1)
+        try:
+            outcome = self._client.put_snapshot(self._open(), token_ids, payload, images=images)
+        except InvalidRequest as e:
+            logger.warning("a window snapshot was refused: %s", e)
+            return Stored(refused_snapshots=1)
+        except KVStoreError as e:
+            return Stored(error=self._lost("storing a window snapshot", e))
+        return Stored(refused_snapshots=1) if outcome in _REFUSED else Stored(snapshots=1)
 
     def store(
         self,

@@ -108,8 +108,8 @@ def test_a_replay_over_an_image_is_the_one_with_its_embeddings_kept(client, behi
     longer = prompt([picture(1)], START, 60)
     assert (longer.token_ids[: len(short.token_ids)] == short.token_ids).all()
     kept = embeddings(short)
-    answer(tiny.session(client), short, 1)
-    warm = answer(tiny.session(client), longer)
+    answer(tiny.session(client, snapshots=False), short, 1)
+    warm = answer(tiny.session(client, snapshots=False), longer)
     assert warm.report.hit_tokens == hit_tokens
     assert warm.report.replayed_tokens == WINDOW
     first = max(hit_tokens - WINDOW - START, 0)
@@ -137,8 +137,8 @@ def test_cold_answers_are_those_of_the_model_alone(client):
 
 def test_images_before_the_replay_are_not_embedded_again(client, monkeypatch):
     two = prompt([picture(1), picture(2)], 5, 60, 30)
-    answer(tiny.session(client), prompt([picture(1)], 5, 60), 1)
-    session = tiny.session(client)
+    answer(tiny.session(client, snapshots=False), prompt([picture(1)], 5, 60), 1)
+    session = tiny.session(client, snapshots=False)
     seen = []
     embed = session.vision.embed
     monkeypatch.setattr(session.vision, "embed", lambda im: seen.append(im.digest) or embed(im))
