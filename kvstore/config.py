@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from kvstore.block import Tier
 from kvstore.errors import ConfigError
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -95,10 +96,21 @@ class LeaseConfig(_Settings):
     reservations_max: Count = 16_384
 
 
-class EvictionConfig(_Settings):
-    """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`."""
+PolicyName = Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"]
 
-    policy: Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"] = "lru"
+
+class EvictionConfig(_Settings):
+    """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`.
+    `dram_policy`, `ssd_policy`: another one for that tier."""
+
+    policy: PolicyName = "lru"
+    dram_policy: PolicyName | None = None
+    ssd_policy: PolicyName | None = None
+
+    def policy_of(self, tier: Tier) -> PolicyName:
+        """The name for one tier."""
+        own: PolicyName | None = getattr(self, f"{str(tier.name).lower()}_policy", None)
+        return own or self.policy
 
 
 class WindowsConfig(_Settings):

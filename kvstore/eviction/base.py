@@ -8,8 +8,8 @@ MUST touch a block together with its ancestors, root first, and the policy MUST 
 used last of them. Then a block is never colder than its children, and the cold end is made of
 leaves, which are what may leave the last tier.
 
-The first touch after an `add` belongs to the row's arrival and is no use of it. Four hooks carry
-what some policies can use and the others ignore: `foresee`, `admits`, `answered`, and the
+The first touch after an `add` belongs to the row's arrival and is no use of it. Some hooks carry
+what a few policies can use and the others ignore: `foresee`, `admits`, `answered`, and the
 `Surroundings` that name blocks for good (a row number is used again), tell the time and the room.
 """
 
@@ -78,6 +78,18 @@ class EvictionPolicy(ABC):
         added now. Called once per request, before its adds and its touch, also where nothing
         misses. Policies that learn from what comes back after it had gone listen here."""
         return
+
+    def continued(self, chain: Chain, held: int) -> None:
+        """The last request for the first `held` rows of `chain`, which were used by it, goes on
+        with the others, which may be added now: `foresee` for a request that brings its blocks in
+        pieces. What lies before may be in in part only, and is then left out."""
+        self.foresee(chain, held)
+
+    def arrived(self, chain: Chain) -> None:
+        """Some of `chain` (root first) were added: the touch of their arrival, for rows that came
+        later than the request that asked for them. No other row is used by it; a policy of recency
+        may take it for a use, so that none is colder than its children."""
+        self.touch(chain)
 
     def admits(self, row: int, victim: int) -> bool:
         """Whether `row`, foreseen and not in, deserves `victim`'s place. A refusal is a choice of

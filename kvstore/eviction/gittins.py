@@ -117,11 +117,17 @@ class Gittins(EvictionPolicy):
 
     def foresee(self, chain: Chain, held: int) -> None:
         rows = np.asarray(chain, np.int64)
+        self._request(len(rows))
+        self._foreseen = True
+        self._expect(rows, held)
+
+    def continued(self, chain: Chain, held: int) -> None:
+        self._expect(np.asarray(chain, np.int64), held, goes_on=True)
+
+    def _expect(self, rows: Rows, held: int, goes_on: bool = False) -> None:
         self._reserve(rows)
         self._flush()
         now = self.surroundings.now_s()
-        self._request(len(rows))
-        self._foreseen = True
         new = rows[held:]
         if not len(new):
             self._path_gap = self._path_pace = math.nan
@@ -130,7 +136,7 @@ class Gittins(EvictionPolicy):
         traits, known = self._gone.recall(names)
         age = now - traits.seen_s
         self._times.returned(traits.kind[known], age[known])
-        gap, self._path_pace = self._pace(rows, held, now, traits, known)
+        gap, self._path_pace = self._pace(rows, held, now, traits, known, goes_on)
         self._path_gap = gap
         uses = np.where(known, np.minimum(traits.uses, 254) + 1, 1).astype(np.uint8)
         shared = known & (age < _SHARED_FACTOR * gap)
@@ -157,7 +163,13 @@ class Gittins(EvictionPolicy):
         self._asked_since += rows
 
     def _pace(
-        self, rows: Rows, held: int, now: float, gone: Traits, known: npt.NDArray[np.bool_]
+        self,
+        rows: Rows,
+        held: int,
+        now: float,
+        gone: Traits,
+        known: npt.NDArray[np.bool_],
+        goes_on: bool,
     ) -> tuple[float, float]:
         """Seconds since the deepest known block of a chain was used, and its session's pace."""
         if known.any():
@@ -166,8 +178,10 @@ class Gittins(EvictionPolicy):
         elif held:
             last = int(rows[held - 1])
             gap, pace = now - self._traits.seen_s.item(last), self._traits.pace.item(last)
-            if gap < _SAME_REQUEST_S and not math.isnan(pace):
+            if (goes_on or gap < _SAME_REQUEST_S) and not math.isnan(pace):
                 return math.exp(pace), pace
+            if goes_on:
+                return math.nan, math.nan
         else:
             return math.nan, math.nan
         return gap, _moved(pace, gap)
@@ -182,6 +196,17 @@ class Gittins(EvictionPolicy):
         if len(used):
             self._use(used)
         self._foreseen = False
+        self._settle(present)
+
+    def arrived(self, chain: Chain) -> None:
+        asked = np.asarray(chain, np.int64)
+        asked = asked[asked < len(self._stamps)]
+        present = asked[self._stamps[asked] != 0]
+        if len(present):
+            self._settle(present)
+
+    def _settle(self, present: Rows) -> None:
+        """Rows of one chain stand in its order now, and are the warmest."""
         self._new[present] = False
         for row in present.tolist() if self._cooled else ():
             self._cooled.pop(row, None)

@@ -155,6 +155,10 @@ class QueuePolicy(EvictionPolicy):
             del fresh[row]
             self._enter(row)
 
+    def arrived(self, chain: Chain) -> None:
+        rows = np.asarray(chain, np.int64).tolist()
+        self.touch([row for row in rows if row in self._fresh])
+
     def remove(self, row: int) -> None:
         assert row in self._in, f"row {row} was removed twice"
         self._in.discard(row)

@@ -74,6 +74,9 @@ class WTinyLfu(QueuePolicy):
         self._count(chain)
         self._foreseen = True
 
+    def continued(self, chain: Chain, held: int) -> None:
+        self.foresee(chain[held:], 0)
+
     def admits(self, row: int, victim: int) -> bool:
         # the chain of one request may overflow the window by itself
         return len(self._fresh) < self._window_rows() or self._beats(row, victim)

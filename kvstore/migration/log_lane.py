@@ -263,7 +263,7 @@ class LogLane:
                 if not self._on_ssd(item.key):
                     r.removes[item.key] = None
         self._release(job)
-        r.touch(written)
+        r.policies.arrived(written, Tier.SSD)
         if job.drop is not None:
             r.metrics.add("segments_reclaimed")
 

@@ -101,9 +101,11 @@ class Promotion:
     def arrived(self, loads: Iterable[Load]) -> None:
         """Loads that finished together: their rows are used in the order of their chains. Those
         above them were, when the reader got its lease."""
-        depth = self._residency.index.depth
-        rows = sorted((load.row for load in loads if load.slot is not None), key=depth.__getitem__)
-        self._residency.dram_policy.touch(rows)
+        r = self._residency
+        rows = [load.row for load in loads if load.slot is not None]
+        # a block may have left while its load was on the way
+        there = [row for row in rows if r.index.tiers[row] & Tier.DRAM]
+        r.policies.arrived(there, Tier.DRAM)
 
     def _end_read(self, segment: int) -> None:
         left = self._reads_by_segment[segment] - 1

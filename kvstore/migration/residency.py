@@ -19,14 +19,13 @@ Rules that hold throughout:
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.block import Tier
-from kvstore.eviction import POLICIES, EvictionPolicy
+from kvstore.config import EvictionConfig
 from kvstore.index import READY, BlockIndex
 from kvstore.metrics import Metrics
+from kvstore.migration.policies import TierPolicies
 from kvstore.migration.slot_users import SlotUsers
 from kvstore.migration.tickets import Ticket, Tickets
 from kvstore.tiers.base import PAGE_BYTES, Location, LogTier, PoolTier, Slot, SlotTier
@@ -47,15 +46,20 @@ class Residency:
         index: BlockIndex,
         dram: SlotTier,
         ssd: LogTier | None,
-        policy: str,
+        eviction: EvictionConfig,
         metrics: Metrics,
+        now_s: Callable[[], float],
         hbm: PoolTier | None = None,
     ) -> None:
         self.index, self.dram, self.ssd, self.metrics = index, dram, ssd, metrics
         self.hbm = hbm
-        self.hbm_policy: EvictionPolicy = POLICIES[policy]()
-        self.dram_policy: EvictionPolicy = POLICIES[policy]()
-        self.ssd_policy: EvictionPolicy = POLICIES[policy]()
+        budgets = {
+            Tier.HBM: hbm.budget_bytes if hbm else 0,
+            Tier.DRAM: dram.budget_bytes,
+            Tier.SSD: ssd.budget_bytes if ssd else 0,
+        }
+        self.policies = TierPolicies(index, eviction, budgets, now_s)
+        self.hbm_policy, self.dram_policy, self.ssd_policy = self.policies.of.values()
         self.dirty: dict[int, None] = {}
         self.dirty_bytes = 0
         self.stranded: dict[int, None] = {}
@@ -126,13 +130,15 @@ class Residency:
     # moves
 
     def enter_dram(self, row: int, slot: Slot) -> None:
-        """A READY row's bytes now lie in `slot`; dirty where no other tier has them."""
+        """A READY row's bytes now lie in `slot`; dirty where no other tier has them. It MUST be
+        told as arrived after (`policies.arrived`)."""
         index = self.index
         assert index.state[row] == READY
         assert not index.tiers[row] & _DRAM
         index.slot[row] = slot.page
         index.stored_bytes[row] = slot.length
         index.tiers[row] |= _DRAM
+        self.policies.frame_seen(slot.length)
         self.dram_policy.add(row)
         self.stranded.pop(row, None)
         if self.ssd is not None and not index.tiers[row] & _SSD:
@@ -174,7 +180,7 @@ class Residency:
 
     def enter_ssd(self, row: int, location: Location, length: int) -> None:
         """The row's frame lies durable at `location`; a former place of it is dead. Rows that are
-        new there MUST be touched after, so that none is warmer than its parent."""
+        new there MUST be told as arrived after (`policies.arrived`)."""
         index = self.index
         if index.tiers[row] & _SSD:
             self._log_tier.mark_dead(self.location_of(row), index.stored_bytes[row])
@@ -216,7 +222,7 @@ class Residency:
         self.index.forget(row)
         self.changes += 1
         if parent >= 0 and not self.index.children[parent]:
-            for policy in self.policies:
+            for policy in self.policies.of.values():
                 policy.reconsider(parent)
 
     def quarantine(self, row: int, tier: Tier, why: object) -> None:
@@ -244,46 +250,12 @@ class Residency:
             if index.children[row]:
                 unreachable = index.descendants(row).tolist()
             self.forget(row)
-            for policy in self.policies:
+            for policy in self.policies.of.values():
                 policy.cool(unreachable)
 
-    @property
-    def policies(self) -> tuple[EvictionPolicy, ...]:
-        """Of all tiers, the fastest first."""
-        return self.hbm_policy, self.dram_policy, self.ssd_policy
-
-    def touch(self, rows: Sequence[int]) -> None:
-        """Rows were used, and with each all blocks before it."""
-        chain = self._with_ancestors(rows)
-        if self.hbm is not None:
-            self.hbm_policy.touch(chain)
-        self.dram_policy.touch(chain)
-        if self.ssd is not None:
-            self.ssd_policy.touch(chain)
-
     def touch_hbm(self, rows: Sequence[int]) -> None:
-        """`touch`, for HBM's policy alone: rows entered it, and none may be warmer than its
-        parent."""
-        self.hbm_policy.touch(self._with_ancestors(rows))
-
-    def _with_ancestors(self, rows: Sequence[int]) -> Sequence[int]:
-        """Rows and all above them, root first."""
-        parent = self.index.parent
-        if rows and rows[0] >= 0 > parent[rows[0]]:
-            # the usual case: a chain from its root on
-            chain = np.asarray(rows, np.int64)
-            if (self.index.view("parent")[chain[1:]] == chain[:-1]).all():
-                return rows
-        seen: set[int] = set()
-        order: list[int] = []
-        for row in reversed(rows):
-            while row >= 0 and row not in seen:
-                seen.add(row)
-                order.append(row)
-                row = parent[row]
-        # deepest first so far, each chain in one piece
-        order.sort(key=self.index.depth.__getitem__)
-        return order
+        """Rows entered HBM: its policy is to know where in their chains they stand."""
+        self.policies.arrived(rows, Tier.HBM)
 
     # durability
 
@@ -375,9 +347,9 @@ class Residency:
         """Raise `AssertionError` where index, tiers and policies disagree. `other_slots`: handed
         out by DRAM (or by HBM) and held by no READY row: reservations, transfers under way."""
         in_hbm, in_dram, on_ssd = (self.index.rows_on(t).tolist() for t in (_HBM, _DRAM, _SSD))
-        for name, rows, policy in zip(
-            ("HBM", "DRAM", "SSD"), (in_hbm, in_dram, on_ssd), self.policies, strict=True
-        ):
+        of_tiers = zip((in_hbm, in_dram, on_ssd), self.policies.of.items(), strict=True)
+        for rows, (tier, policy) in of_tiers:
+            name = tier.name
             assert len(rows) == len(policy), f"{name}'s policy has other rows than the index"
             assert all(row in policy for row in rows), f"{name}'s policy lacks a row"
             policy.check_integrity()

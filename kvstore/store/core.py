@@ -10,7 +10,7 @@ Concurrency: none; every call runs to its end on the core thread. Residency: see
 is after the frame and its index entry are synced.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,8 +61,9 @@ class Found:
 
 
 class Core:
-    """See the module. `ssd` is None for a store of DRAM alone. `first_id`: leases and reservations
-    count up from it. `wall_offset_s`: wall time less the time that comes as an argument."""
+    """See the module. `ssd` is None for a store of DRAM alone. `now_s`: the monotonic clock, for
+    the ages that policies go by. `first_id`: leases and reservations count up from it.
+    `wall_offset_s`: wall time less the time that comes as an argument."""
 
     def __init__(
         self,
@@ -71,12 +72,13 @@ class Core:
         ssd: LogTier | None,
         secret: bytes,
         metrics: Metrics,
+        now_s: Callable[[], float],
         first_id: int = 1,
         wall_offset_s: float = 0.0,
     ) -> None:
         self.config, self.metrics = config, metrics
         self.index = BlockIndex()
-        self.residency = Residency(self.index, dram, ssd, config.eviction.policy, metrics)
+        self.residency = Residency(self.index, dram, ssd, config.eviction, metrics, now_s)
         self.namespaces = Namespaces(
             config.limits.namespaces_max, _frame_bytes_max(config, dram, ssd), secret
         )
@@ -185,7 +187,7 @@ class Core:
         rows = found.rows[: found.hits]
         right, ttl_s = self.leases.grant(Held(number, rows), now_s, ttl_s)
         self.residency.pin(rows)
-        self.residency.touch(rows)
+        self.residency.policies.asked(rows)
         self.metrics.add("leases_granted")
         return right.id, ttl_s, self._answer(namespace_id, found, len(keys))
 
@@ -193,7 +195,6 @@ class Core:
         """Unpin; nothing where the lease is over already."""
         right = self.leases.end(lease_id)
         if right is not None:
-            self.residency.touch(right.held.rows)
             self._let_go(right.held)
 
     def _let_go(self, held: Held) -> None:

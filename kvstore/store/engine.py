@@ -74,7 +74,14 @@ class Engine:
         newest_wall_s = float(log[1].created_wall_s.max(initial=0.0)) if log else 0.0
         steady = SteadyClock(clock, newest_wall_s)
         self._core = Core(
-            config, self._dram, self._ssd, secret, self.metrics, first_id, steady.wall_offset_s
+            config,
+            self._dram,
+            self._ssd,
+            secret,
+            self.metrics,
+            clock.monotonic_s,
+            first_id,
+            steady.wall_offset_s,
         )
         writer = None
         if log is not None:

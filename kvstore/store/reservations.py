@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvstore.block import PutOutcome
+from kvstore.block import PutOutcome, Tier
 from kvstore.config import StoreConfig
 from kvstore.errors import BlockOutOfOrder, InvalidRequest, MessageTooLarge, ReservationExpired
 from kvstore.index import GHOST, NO_PARENT, READY, ROOT
@@ -267,15 +267,18 @@ class Reservations:
             r.metrics.add(f"put_{outcome.name.lower()}_blocks")
             if outcome is PutOutcome.STORED:
                 r.index.make_ready(incoming.row)
-                r.enter_dram(incoming.row, incoming.slot)
                 self.settled.append(incoming.key)
-                stored.append(incoming.row)
+                stored.append(incoming)
             else:
                 self._give_up(incoming)
         draft.blocks.clear()
         layout = self._namespaces.layout(draft.number)
         r.metrics.add("written_payload_bytes", len(stored) * layout.block_bytes)
-        r.touch(stored)
+        rows = [incoming.row for incoming in stored]
+        r.policies.expected(rows)
+        for incoming in stored:
+            r.enter_dram(incoming.row, incoming.slot)
+        r.policies.arrived(rows, Tier.DRAM)
         return draft
 
     def _verdict(self, incoming: Incoming) -> PutOutcome:

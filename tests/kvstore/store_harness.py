@@ -69,7 +69,8 @@ class HandDrivenStore:
             )
         secret = self.ssd.tenant_secret if self.ssd else SECRET
         offset_s = SteadyClock(self.clock).wall_offset_s
-        self.core = Core(config, self.dram, self.ssd, secret, self.metrics, 1, offset_s)
+        now_s = self.clock.monotonic_s
+        self.core = Core(config, self.dram, self.ssd, secret, self.metrics, now_s, 1, offset_s)
         if self.ssd is not None and recovered is not None:
             boot.load(self.core, recovered, secret)
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}

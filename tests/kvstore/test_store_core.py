@@ -383,7 +383,7 @@ def test_dirty_blocks_stay_in_dram(store, ns):
 
 def tight(**settings) -> HandDrivenStore:
     """16 blocks of DRAM, and an SSD of about 190 in segments of 15."""
-    given = {"dram.budget_bytes": 16 * 4096, "ssd.segment_bytes": "64KiB"}
+    given = {"dram.budget_bytes": 16 * 4096, "ssd.segment_bytes": "64KiB", "eviction.policy": "lru"}
     return HandDrivenStore(store_config(**given, **{"ssd.budget_bytes": "1MiB"} | settings))
 
 

@@ -1,9 +1,9 @@
 """The core against a model that is nothing but dictionaries, with crashes among the rules.
 
 `RoomyStore` never runs out of anything, so the model knows every outcome exactly. `TightStore` has
-room for a few dozen blocks, so blocks leave as the policy likes; the model then holds the store to
-what it promises: pinned blocks stay, no block stays without its parent, bytes are right, and what
-was made durable is lost to eviction only.
+room for a few dozen blocks, so blocks leave as its policy likes, each policy in turn; the model
+then holds the store to what it promises: pinned blocks stay, no block stays without its parent,
+bytes are right, and what was made durable is lost to eviction only.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store_harness import HandDrivenStore, store_config
 
 from kvstore.block import BlockPut, Outcome, PutOutcome, Tier
+from kvstore.eviction import POLICIES
 from kvstore.index import READY
 from kvstore.namespace import Layout
 from kvstore.testing.blocks import TINY_LAYOUT, chain, payload, tiny_namespace
@@ -497,10 +498,12 @@ class StoreMachine(RuleBasedStateMachine):
 class TightStore(StoreMachine):
     exact = False
     layout = BIG_LAYOUT
+    policy = "lru"
 
     def config(self):
         return store_config(
             **{
+                "eviction.policy": self.policy,
                 "dram.budget_bytes": 12 * 12288,
                 "ssd.budget_bytes": "1MiB",
                 "ssd.segment_bytes": "128KiB",
@@ -513,5 +516,24 @@ EXAMPLES = 2 * settings.default.max_examples // 5
 
 TestRoomyStore = StoreMachine.TestCase
 TestRoomyStore.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
-TestTightStore = TightStore.TestCase
-TestTightStore.settings = settings(max_examples=EXAMPLES, stateful_step_count=60)
+
+
+def tight_under(policy: str) -> type:
+    """The test of a store without room, under one policy."""
+    machine = type(f"TightStoreUnder{policy}", (TightStore,), {"policy": policy})
+    test = machine.TestCase
+    test.settings = settings(max_examples=EXAMPLES // 3, stateful_step_count=60)
+    return test
+
+
+TestTightStoreUnderArc = tight_under("arc")
+TestTightStoreUnderGittins = tight_under("gittins")
+TestTightStoreUnderLRU = tight_under("lru")
+TestTightStoreUnderS3Fifo = tight_under("s3_fifo")
+TestTightStoreUnderSieve = tight_under("sieve")
+TestTightStoreUnderWTinyLfu = tight_under("w_tinylfu")
+
+
+def test_the_machine_runs_under_every_policy():
+    tests = [test for name, test in globals().items() if name.startswith("TestTightStoreUnder")]
+    assert len(tests) == len(POLICIES)

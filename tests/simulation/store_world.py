@@ -24,6 +24,7 @@ from random import Random
 from kvstore.block import Durability, Outcome, PutOutcome, Tier
 from kvstore.config import StoreConfig, build_config
 from kvstore.errors import DiskError, LeaseExpired, Overloaded, ReservationExpired
+from kvstore.eviction import POLICIES
 from kvstore.namespace import Layout, Namespace
 from kvstore.store import Engine
 from kvstore.testing.blocks import TINY_LAYOUT, chain, payload, tiny_namespace
@@ -74,7 +75,9 @@ class World:
         self.unrest = 0
         self._base = deepcopy(self.disk.state)
         self.namespace: Namespace = tiny_namespace(layout=LAYOUT)
-        self.config = build_config(StoreConfig, SETTINGS)
+        policy = self.random.choice(sorted(POLICIES))
+        self.config = build_config(StoreConfig, SETTINGS, {"eviction.policy": policy})
+        self.counts[policy] += 1
 
     def run(self) -> "World":
         """All lives, each ended by a stop or a power loss, and a last look at everything."""
