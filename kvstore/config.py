@@ -60,7 +60,8 @@ class SsdConfig(_Settings):
     `segment_bytes`: size of one segment file, the unit in which space comes back; one segment of
     the budget is kept for compaction. `free_floor_bytes`: free space of the file system that is
     never used. `sync`: off, nothing is durable and no acknowledgement claims it (tests only).
-    `direct_io`: `auto` uses O_DIRECT where the file system has it. `index_map_bytes_max`: address
+    `direct_io`: `auto` uses O_DIRECT where the file system has it. `queue_depth_max`: reads that
+    one worker (`migration.read_workers`) has under way at a time. `index_map_bytes_max`: address
     space for the LMDB map, not disk space. `lifetime_min_s`: no block younger than this leaves the
     SSD to make room; while such blocks fill the budget, new ones are refused by it. 0: any may go.
     """
@@ -70,6 +71,7 @@ class SsdConfig(_Settings):
     free_floor_bytes: Bytes = 1 * _GIB
     sync: bool = True
     direct_io: Literal["auto", "off"] = "auto"
+    queue_depth_max: Annotated[int, Field(ge=1, le=1024)] = 16
     index_map_bytes_max: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
     lifetime_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 72 * 3600.0
 

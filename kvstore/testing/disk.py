@@ -14,19 +14,23 @@ operations can be cut anywhere, and `crash_state` says what a disk may hold then
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from posixpath import basename, dirname
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from kvstore.errors import StoreLocked
 from kvstore.tiers.base import Location, NamespaceRow
+from kvstore.tiers.ssd.aio import Done, Transfer
+from kvstore.tiers.ssd.files import one_by_one
 from kvstore.tiers.ssd.index import IndexBroken, IndexChange, IndexContent
 
+_T = TypeVar("_T")
 SECTOR_BYTES = 512
 _BLOCK_BYTES = 4096
 
@@ -231,13 +235,15 @@ class SimDisk:
     `log` records what changes the disk. `before(what, path)` is called ahead of every operation,
     reads included, and may raise `OSError` or block: that is how faults and slow disks are made.
     `capacity_bytes`: size of the disk; beyond it writes fail with ENOSPC. `tear_next`: so many
-    bytes of the next write are written, and then it fails with EIO.
+    bytes of the next write are written, and then it fails with EIO. `late`: what is to run beside
+    the log runs when its result is asked for, the last moment there is; otherwise at once.
     """
 
     def __init__(self, state: DiskState | None = None, capacity_bytes: int = 1 << 40) -> None:
         self.state = state or DiskState()
         self.capacity_bytes = capacity_bytes
         self.tear_next: int | None = None
+        self.late = False
         self.log: list[Op] = []
         self.before: Callable[[str, Path], None] = no_fault
         self._next = 1 + max(self.state.contents, default=0)
@@ -319,6 +325,19 @@ class SimDisk:
             buffer[: len(data)] = data
             total += len(data)
         return total
+
+    def preadv_many(self, reads: Sequence[Transfer], depth: int, done: Done) -> None:
+        one_by_one(self, reads, done)
+
+    def beside(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        if self.late:
+            return work
+        future: Future[_T] = Future()
+        try:
+            future.set_result(work())
+        except Exception as e:
+            future.set_exception(e)
+        return future.result
 
     def fdatasync(self, handle: int) -> None:
         inode, path, _ = self._file("fdatasync", handle)

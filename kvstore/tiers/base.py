@@ -9,7 +9,7 @@ Threads. Methods marked *core* are called from one thread only, do no I/O and ne
 Methods marked *worker* block; any number of threads may call them at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -248,9 +248,12 @@ class LogTier(Protocol):
         caller runs `verify_frame` on them, naming the key."""
         ...
 
-    def read_batch(self, items: Sequence[ReadItem]) -> list[Exception | None]:
+    def read_batch(
+        self, items: Sequence[ReadItem], arrived: Callable[[int], None] | None = None
+    ) -> list[Exception | None]:
         """*worker*. Transfers, adjacent ones coalesced; per item None or its `DiskError` (EIO,
-        truncated file, segment gone)."""
+        truncated file, segment gone). `arrived` is told the position of each item whose bytes are
+        there, on this thread, while others are still on their way; it MUST not raise."""
         ...
 
     def refresh(self) -> None:

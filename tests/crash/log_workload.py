@@ -59,6 +59,7 @@ class Workload:
     def __init__(self, seed: int, disk: SimDisk | None = None) -> None:
         self.random = Random(seed)
         self.disk = disk or SimDisk()
+        self.disk.late = seed % 2 == 1
         self.ledger = Ledger()
         self.live: dict[bytes, Stored] = {}
         self.names = 0
@@ -144,8 +145,10 @@ class Workload:
             self.disk.tear_next = self.random.randrange(sum(len(i.frame) for i in items))
         else:
             self.disk.before = fail_next(what, errno.EIO)
+        # a batch that only adds is durable, and acknowledged, before its commit
+        removes = [key_of("unknown")] if what == "commit" else []
         try:
-            self.tier.write_batch(items)
+            self.tier.write_batch(items, removes)
         except DiskError:
             pass
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
-from kvstore.testing.disk import SimDisk, fail_next, no_fault
+from kvstore.testing.disk import History, SimDisk, fail_next, no_fault
 from kvstore.testing.tiers_frames import (
     DESCRIPTOR,
     NAMESPACE_ID,
@@ -24,6 +24,7 @@ from kvstore.tiers.base import PAGE_BYTES, Recovered, WriteItem
 from kvstore.tiers.frame import verify_frame
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.files import OsFileSystem
+from kvstore.tiers.ssd.index import IndexChange
 
 CONFIG = SsdConfig(budget_bytes=1 << 20, segment_bytes=64 << 10, free_floor_bytes=0)
 
@@ -165,7 +166,8 @@ def test_a_bad_sector_while_opening_costs_what_it_hits_and_deletes_nothing(
     stored = store(tier, [make_frame(key_of(i)) for i in range(20)])
     disk.before = fail_next("commit", errno.EIO)
     with pytest.raises(DiskError):
-        store(tier, [make_frame(key_of(i)) for i in range(20, 24)])
+        # a batch that takes something away is not acknowledged before its commit
+        store(tier, [make_frame(key_of(i)) for i in range(20, 24)], removes=[key_of("unknown")])
     disk.before = no_fault
     tier.close()
     if index_lost:
@@ -264,4 +266,99 @@ def test_reads_go_on_while_segments_are_dropped(tmp_path: Path) -> None:
         os.fstat(handle)
     with pytest.raises(DiskError, match="ENOENT"):
         load(tier, first[0].location, PAGE_BYTES)
+    tier.close()
+
+
+def power_loss(disk: SimDisk) -> SimDisk:
+    """What is left of a disk that loses whatever it may lose."""
+    history = History(disk.log)
+    cut = len(disk.log)
+    return SimDisk(history.state(cut, dict.fromkeys(history.unsettled(cut))))
+
+
+def test_a_batch_is_durable_before_the_index_knows_it() -> None:
+    disk = SimDisk()
+    disk.late = True
+    tier, _ = open_sim(disk)
+    tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    commits = sum(op.what == "commit" for op in disk.log)
+    stored = [*store(tier, [make_frame(key_of(0))]), *store(tier, [make_frame(key_of(1))])]
+    assert sum(op.what == "commit" for op in disk.log) == commits, "it came too soon to tell"
+    _, recovered = open_sim(power_loss(disk))
+    assert rows(recovered) == {s.key: (s.location, s.length) for s in stored}
+    assert recovered.adopted == 2
+    tier.remove([key_of(0)])
+    _, recovered = open_sim(power_loss(disk))
+    assert set(rows(recovered)) == {key_of(1)}, "a removal is durable on return, all before it too"
+    assert recovered.adopted == 0
+
+
+def test_a_batch_placed_before_the_index_s_mark_is_committed_before_it_is_acknowledged() -> None:
+    """The next open looks for unknown frames behind the mark alone."""
+    disk = SimDisk()
+    disk.late = True
+    tier, _ = open_sim(disk)
+    number = tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    frame = make_frame(key_of("placed first"))
+    location = tier.place(len(frame))
+    assert location is not None
+    (second,) = store(tier, [make_frame(key_of("written first"))])
+    tier.remove([key_of("nothing")])
+    assert tier.write_batch([WriteItem(location, key_of("placed first"), number, frame)]) == [None]
+    _, recovered = open_sim(power_loss(disk))
+    assert set(recovered.keys) == {key_of("placed first"), second.key}
+
+
+def test_an_index_that_fails_behind_durable_batches_is_told_and_made_good() -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    disk.before = fail_next("commit", errno.EIO, times=2)
+    (first,) = store(tier, [make_frame(key_of(0))])
+    live = tier.live_bytes
+    with pytest.raises(DiskError, match="EIO"):
+        store(tier, [make_frame(key_of(1))])
+    assert tier.live_bytes == live
+    tier.check_integrity()
+    (third,) = store(tier, [make_frame(key_of(2))])
+    tier.close()
+    tier, recovered = open_sim(disk)
+    assert rows(recovered) == {s.key: (s.location, s.length) for s in (first, third)}
+    assert recovered.adopted == 0
+    tier.mark_dead(first.location, first.length)
+    tier.close()
+
+
+def test_a_store_whose_index_fails_to_the_end_closes_and_loses_nothing() -> None:
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    disk.before = fail_next("commit", errno.ENOSPC, times=1000)
+    (kept,) = store(tier, [make_frame(key_of(0))])
+    tier.close()
+    disk.before = no_fault
+    _, recovered = open_sim(disk)
+    assert rows(recovered) == {kept.key: (kept.location, kept.length)}
+
+
+def test_a_commit_said_to_fail_that_did_not_leaves_right_counts() -> None:
+    """LMDB may report an error after the change is in the file; then the change comes again."""
+    disk = SimDisk()
+    tier, _ = open_sim(disk)
+    tier.put_namespace(NAMESPACE_ID, DESCRIPTOR)
+    index, fail = tier._writer._index, [True]
+    commit = index.commit
+
+    def lying(change: IndexChange) -> list[bytes]:
+        displaced = commit(change)
+        if fail:
+            fail.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return displaced
+
+    index.commit = lying  # type: ignore[method-assign]
+    store(tier, [make_frame(key_of(0))])
+    store(tier, [make_frame(key_of(1))])
+    tier.check_integrity()
+    assert tier._writer._entries[1] == 2
     tier.close()

@@ -11,14 +11,19 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.tiers.base import PAGE_BYTES
+from kvstore.tiers.ssd.aio import Done, QueuePool, Transfer
 
 _T = TypeVar("_T")
 _IOVECS_MAX = 512
+_BESIDE_WORKERS = 2
+_AGAIN = (errno.EAGAIN, errno.EINVAL, errno.EOPNOTSUPP)
+"""What an asynchronous read may answer where a plain one would do."""
 _ADVICE = {
     errno.ENOSPC: "free some space on this file system, or lower ssd.budget_bytes",
     errno.EDQUOT: "raise the disk quota, or lower ssd.budget_bytes",
@@ -91,6 +96,17 @@ class FileSystem(Protocol):
         """Fill the buffers one after the other; the bytes read, fewer only at the file's end."""
         ...
 
+    def preadv_many(self, reads: Sequence[Transfer], depth: int, done: Done) -> None:
+        """Execute reads as `preadv` does, up to `depth` at a time and in any order. `done` is told
+        of each on this thread, while others may still be under way. Raises what `done` raises,
+        when nothing is under way any more."""
+        ...
+
+    def beside(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """Begin `work` on another thread; the returned function waits for it and gives its result
+        or raises its exception."""
+        ...
+
     def fdatasync(self, handle: int) -> None:
         """Make the file's bytes and length durable; its name is `fsync_dir`'s."""
         ...
@@ -120,6 +136,10 @@ class FileSystem(Protocol):
 
 class OsFileSystem:
     """The kernel's."""
+
+    def __init__(self) -> None:
+        self._queues = QueuePool()
+        self._beside = ThreadPoolExecutor(_BESIDE_WORKERS, thread_name_prefix="kvstore-log")
 
     def lock(self, path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -202,6 +222,20 @@ class OsFileSystem:
                 break
         return total
 
+    def preadv_many(self, reads: Sequence[Transfer], depth: int, done: Done) -> None:
+        def finish(position: int, result: int | OSError) -> None:
+            read = reads[position]
+            short = isinstance(result, int) and result < sum(map(len, read.buffers))
+            if short or (isinstance(result, OSError) and result.errno in _AGAIN):
+                result = try_preadv(self, read)
+            done(position, result)
+
+        if len(reads) < 2 or depth < 2 or not self._queues.read(reads, depth, finish):
+            one_by_one(self, reads, done)
+
+    def beside(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        return self._beside.submit(work).result
+
     def fdatasync(self, handle: int) -> None:
         os.fdatasync(handle)
 
@@ -238,6 +272,20 @@ class OsFileSystem:
     def free_bytes(self, path: Path) -> int:
         s = os.statvfs(path)
         return s.f_bavail * s.f_frsize
+
+
+def try_preadv(files: FileSystem, read: Transfer) -> int | OSError:
+    """`preadv`, its error returned."""
+    try:
+        return files.preadv(read.handle, read.buffers, read.offset)
+    except OSError as e:
+        return e
+
+
+def one_by_one(files: FileSystem, reads: Sequence[Transfer], done: Done) -> None:
+    """`FileSystem.preadv_many` without a queue."""
+    for position, read in enumerate(reads):
+        done(position, try_preadv(files, read))
 
 
 def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:

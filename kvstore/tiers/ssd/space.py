@@ -55,6 +55,7 @@ class Space:
         self._current: int | None = None
         self._unsettled_bytes = 0
         self._unsettled_frames = 0
+        self._unindexed_frames = 0
         self._disk_bytes = 0
         self._other_bytes = 0
         self._index_bytes = 0
@@ -117,7 +118,7 @@ class Space:
         need += self._unsettled_bytes
         limit = self.budget_bytes - max(self._index_reserve, self._index_bytes)
         if not compaction:
-            need += (self._unsettled_frames + 1) * _INDEX_GROWTH_BYTES
+            need += (self._unsettled_frames + self._unindexed_frames + 1) * _INDEX_GROWTH_BYTES
             limit -= self.segment_bytes
         return (
             self._disk_bytes + self._other_bytes + need <= limit
@@ -154,6 +155,11 @@ class Space:
                 self._unsettled_frames -= 1
                 if not written:
                     self._die(book, length)
+
+    def unindexed(self, frames: int) -> None:
+        """So many frames are written whose entries the index file does not hold yet."""
+        with self._lock:
+            self._unindexed_frames = frames
 
     def seal(self, number: int) -> None:
         """No more places in this segment: its file failed, or it is full."""

@@ -1,18 +1,22 @@
 """The SSD tier: an append-only log of frames, and LMDB to find them again.
 
-Durability. A batch is appended while its checksums are verified, each segment it touches is synced
-once, and then one LMDB commit makes all its sound frames known. An entry therefore never names
-bytes that a crash could still take away; frames without an entry are unfinished business that the
-next open adopts or cuts (`kvstore.tiers.ssd.recovery`). Entries leave LMDB before their segment's
-file is deleted (`drop_segment` insists). A segment is synced before the next one is begun, so only
-the log's last segment can end torn.
+Durability. A batch is appended while its checksums are verified, and each segment it touches is
+synced once. Then it is durable: an LMDB commit makes all its sound frames known, beside the batches
+that follow where the batch only adds (`kvstore.tiers.ssd.committer`), since the next open adopts
+whole frames behind the index's mark of the log's end, and cuts what is torn
+(`kvstore.tiers.ssd.recovery`). An entry therefore never names bytes that a crash could still take
+away. What takes entries away is committed before it returns; entries leave LMDB before their
+segment's file is deleted (`drop_segment` insists). A segment is synced before the next one is
+begun, so only the log's last segment can end torn.
 
-Failure. A failed write or commit gives up every place of its batch and raises `DiskError`; the
-segment whose sync failed takes no more frames, since the kernel may have dropped the pages and a
-later sync would not say so. Whatever was indexed before stays readable.
+Failure. A failed write or commit gives up every place of its batch and raises `DiskError`. A commit
+that fails after its batch was acknowledged is tried again with the next batch, which fails if it
+fails again. The segment whose sync failed takes no more frames, since the kernel may have dropped
+the pages and a later sync would not say so. Whatever was indexed before stays readable.
 
 Concurrency. `place`, `mark_dead` and the rest of the books belong to the core thread; one batch is
-written at a time; reads run beside it, and a segment's file is not closed under a reader.
+written at a time; reads run beside it, many at a time from one thread (`kvstore.tiers.ssd.aio`),
+and a segment's file is not closed under a reader.
 
 True size. `used_bytes` is `st_blocks` of everything in the directory. `place` promises room under
 the budget for what is on its way as well, index growth included, and each batch looks at the free
@@ -22,9 +26,8 @@ References: Rosenblum and Ousterhout, "The Design and Implementation of a Log-St
 System" (segments, compaction); Rebello et al., "Can Applications Recover from fsync Failures?".
 """
 
-import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvstore.clock import Clock, SystemClock
@@ -35,10 +38,11 @@ from kvstore.tiers.frame import FrameError
 from kvstore.tiers.ssd.directory import Directory, open_directory
 from kvstore.tiers.ssd.files import FileSystem, OsFileSystem, disk_error
 from kvstore.tiers.ssd.index import IndexBroken, IndexOpener, LmdbIndex
+from kvstore.tiers.ssd.reader import LogReader
 from kvstore.tiers.ssd.recovery import Opened, Recovery
 from kvstore.tiers.ssd.segments import SegmentFiles
 from kvstore.tiers.ssd.space import SegmentBook, Space
-from kvstore.tiers.ssd.writer import LogWriter, runs
+from kvstore.tiers.ssd.writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class SsdTier:
         for number, found in opened.segments.items():
             self._segments.add(number, found.path)
             self._space.add(number, self._book(number, opened, config))
+        self._reader = LogReader(files, self._segments, config.queue_depth_max)
         self._writer = LogWriter(
             files, directory, opened, self._segments, self._space, config, clock
         )
@@ -175,30 +180,10 @@ class SsdTier:
         if error is not None:
             raise error
 
-    def read_batch(self, items: Sequence[ReadItem]) -> list[Exception | None]:
-        errors: dict[int, Exception] = {}
-        order = sorted(range(len(items)), key=lambda i: items[i].location)
-        for run in runs(order, lambda i: (items[i].location, len(items[i].into))):
-            errors.update(self._read_run(run, items))
-        return [errors.get(i) for i in range(len(items))]
-
-    def _read_run(self, run: list[int], items: Sequence[ReadItem]) -> dict[int, Exception]:
-        first = items[run[0]].location
-        path = self._segments.path(first.segment)
-        try:
-            with self._segments.use(first.segment) as handle:
-                buffers = [items[i].into for i in run]
-                got = self._files.preadv(handle, buffers, first.offset)
-        except OSError as e:
-            error = disk_error("reading", path, e)
-            return dict.fromkeys(run, error)
-        short = OSError(errno.EIO, f"the file ends at {first.offset + got}")
-        errors: dict[int, Exception] = {}
-        for i in run:
-            got -= len(items[i].into)
-            if got < 0:
-                errors[i] = disk_error("reading", path, short)
-        return errors
+    def read_batch(
+        self, items: Sequence[ReadItem], arrived: Callable[[int], None] | None = None
+    ) -> list[Exception | None]:
+        return self._reader.read_batch(items, arrived)
 
     # The end
 

@@ -8,10 +8,8 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TypeVar
 
 from kvstore.clock import Clock
 from kvstore.config import SsdConfig
@@ -25,16 +23,16 @@ from kvstore.tiers.frame import (
     header_checksum,
 )
 from kvstore.tiers.ssd import entry
+from kvstore.tiers.ssd.committer import Committer
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, attempt, disk_error
 from kvstore.tiers.ssd.index import IndexChange
 from kvstore.tiers.ssd.recovery import Opened
+from kvstore.tiers.ssd.runs import runs
 from kvstore.tiers.ssd.segments import SegmentFiles
 from kvstore.tiers.ssd.space import Space
 
 _log = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
-_RUN_ITEMS_MAX = 256
 
 
 class LogWriter:
@@ -61,7 +59,8 @@ class LogWriter:
         self._namespaces = {row.number: row for row in opened.recovered.namespaces}
         self._entries = Counter({n: entries for n, (entries, _) in opened.contents.items()})
         self._lock = threading.Lock()
-        self._appender = ThreadPoolExecutor(1, thread_name_prefix="kvstore-log")
+        self._measuring = threading.Lock()
+        self._committer = Committer(files, self._commit, self._displaced, space.unindexed)
         self._measure(())
 
     def put_namespace(self, namespace_id: bytes, descriptor: bytes) -> int:
@@ -73,7 +72,7 @@ class LogWriter:
                 return row.number
             number = row.number if row else 1 + max(self._namespaces, default=0)
             row = NamespaceRow(number, namespace_id, descriptor)
-            self._commit(IndexChange(namespaces=(row,)))
+            self._committer.now(IndexChange(namespaces=(row,)))
             self._namespaces[number] = row
             return number
 
@@ -87,18 +86,29 @@ class LogWriter:
             try:
                 checked = self._append_and_check(items)
                 pairs = list(zip(items, checked, strict=True))
-                puts = [(i.key, c) for i, c in pairs if isinstance(c, bytes)]
-                end = max([self._log_end, *map(_end, items)])
-                self._commit(IndexChange(puts, removes, end if end != self._log_end else None))
+                good = [(i, c) for i, c in pairs if isinstance(c, bytes)]
+                self._make_known(good, removes, max([self._log_end, *map(_end, items)]))
             except DiskError:
                 self._settle(items, written=False)
                 raise
-            self._log_end = end
-            good = [i for i, c in pairs if isinstance(c, bytes)]
-            self._entries.update(i.location.segment for i in good)
-            self._settle(good, written=True)
+            self._settle([i for i, _ in good], written=True)
             self._settle([i for i, c in pairs if isinstance(c, FrameError)], written=False)
             return [c if isinstance(c, FrameError) else None for c in checked]
+
+    def _make_known(
+        self, good: Sequence[tuple[WriteItem, bytes]], removes: Sequence[bytes], end: Location
+    ) -> None:
+        """Commit a batch that is durable: beside the next one where it takes nothing away."""
+        puts = [(item.key, value) for item, value in good]
+        change = IndexChange(puts, removes, end if end != self._log_end else None)
+        # what lies before the index's mark is not looked for by the next open
+        in_order = all(item.location >= self._log_end for item, _ in good)
+        if removes or not in_order or not self._sync:
+            self._committer.now(change)
+        else:
+            self._committer.later(change)
+        self._log_end = end
+        self._entries.update(item.location.segment for item, _ in good)
 
     def _append_and_check(self, items: Sequence[WriteItem]) -> list[bytes | FrameError]:
         """Append the frames, and check them meanwhile: what matters is that nothing unchecked is
@@ -106,11 +116,12 @@ class LogWriter:
         if not items:
             return []
         self._keep_floor(sum(len(i.frame) for i in items))
-        appending = self._appender.submit(self._append, items)
+        checked = self._files.beside(lambda: [self._check(item) for item in items])
         try:
-            return [self._check(item) for item in items]
+            self._append(items)
         finally:
-            appending.result()
+            results = checked()
+        return results
 
     def _check(self, item: WriteItem) -> bytes | FrameError:
         try:
@@ -132,11 +143,14 @@ class LogWriter:
         if not items:
             return
         # Measure first: a settled place no longer counts on top of what the disk holds.
+        self._measure_logged({i.location.segment for i in items})
+        self._space.settle([(i.location, len(i.frame)) for i in items], written)
+
+    def _measure_logged(self, segments: Iterable[int]) -> None:
         try:
-            self._measure({i.location.segment for i in items})
+            self._measure(segments)
         except DiskError as e:
             _log.warning("sizes on disk are not up to date: %s", e)
-        self._space.settle([(i.location, len(i.frame)) for i in items], written)
 
     def _keep_floor(self, write_bytes: int) -> None:
         path = self._directory.path
@@ -174,14 +188,22 @@ class LogWriter:
                 self._space.seal(segment)
                 raise
 
-    def _commit(self, change: IndexChange) -> None:
+    def _commit(self, change: IndexChange) -> list[bytes]:
+        """One commit; the entries it displaced by others. Runs on any thread."""
         path = self._directory.index_path
         displaced = attempt("writing to", path, lambda: self._index.commit(change))
+        self._measure_logged(())
+        # a commit that was said to fail and did not displaces its own entries when it comes again
+        own = {value for _, value in change.puts}
+        return [value for value in displaced if value not in own]
+
+    def _displaced(self, displaced: Sequence[bytes]) -> None:
         self._entries.subtract(entry.entry_segment(value) for value in displaced)
 
     def drop_segment(self, segment: int) -> None:
         """See `LogTier`."""
         with self._lock:
+            self._committer.now()
             self._space.may_drop(segment)
             if self._entries[segment]:
                 raise ValueError(
@@ -197,6 +219,7 @@ class LogWriter:
     def refresh(self) -> None:
         """See `LogTier`."""
         with self._lock:
+            self._committer.now()
             self._measure(self._space.numbers)
 
     def _measure(self, segments: Iterable[int]) -> None:
@@ -212,7 +235,8 @@ class LogWriter:
             index = files.disk_bytes(self._directory.index_path)
             self._space.measured(sizes, other, index, files.free_bytes(root))
 
-        attempt("looking at", root, look)
+        with self._measuring:
+            attempt("looking at", root, look)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where entries are counted that can't be."""
@@ -223,27 +247,15 @@ class LogWriter:
     def close(self) -> None:
         """Wait for the call under way, and leave the index as after a clean stop."""
         with self._lock:
-            self._appender.shutdown()
             path = self._directory.index_path
+            try:
+                self._committer.now()
+            except DiskError as e:
+                _log.warning("the index lags the log, which the next start makes good: %s", e)
+                self._index.close(clean=False)
+                return
             attempt("closing", path, lambda: self._index.close(clean=True))
 
 
 def _end(item: WriteItem) -> Location:
     return item.location._replace(offset=item.location.offset + len(item.frame))
-
-
-def runs(
-    items: Sequence[_Item], where: Callable[[_Item], tuple[Location, int]]
-) -> Iterator[list[_Item]]:
-    """Split sorted items into runs that lie one behind the other in one segment."""
-    run: list[_Item] = []
-    expected: Location | None = None
-    for item in items:
-        location, length = where(item)
-        if run and (location != expected or len(run) == _RUN_ITEMS_MAX):
-            yield run
-            run = []
-        run.append(item)
-        expected = Location(location.segment, location.offset + length)
-    if run:
-        yield run

@@ -1,0 +1,83 @@
+"""The reading side of the log: frames into their memory, adjacent ones at once, many at a time."""
+
+import errno
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from kvstore.errors import DiskError
+from kvstore.tiers.base import Location, ReadItem
+from kvstore.tiers.ssd.aio import Transfer
+from kvstore.tiers.ssd.files import FileSystem, disk_error
+from kvstore.tiers.ssd.runs import runs
+from kvstore.tiers.ssd.segments import SegmentFiles
+
+_RUN_BYTES_MAX = 1 << 20
+"""Of one transfer. Larger ones are no faster, and what arrives early can be checked early."""
+
+
+class LogReader:
+    """See `LogTier`. Safe from any thread."""
+
+    def __init__(self, files: FileSystem, segments: SegmentFiles, queue_depth: int) -> None:
+        self._files, self._segments, self._queue_depth = files, segments, queue_depth
+
+    def read_batch(
+        self, items: Sequence[ReadItem], arrived: Callable[[int], None] | None
+    ) -> list[Exception | None]:
+        """See `LogTier`."""
+        errors: list[Exception | None] = [None] * len(items)
+        order = sorted(range(len(items)), key=lambda i: items[i].location)
+        places = runs(order, lambda i: (items[i].location, len(items[i].into)), _RUN_BYTES_MAX)
+        transfers: list[Transfer] = []
+        positions: list[list[int]] = []
+
+        def done(number: int, result: int | OSError) -> None:
+            run, transfer = positions[number], transfers[number]
+            at = Location(items[run[0]].location.segment, transfer.offset)
+            whole = self._whole(at, transfer, result)
+            for i, error in zip(run, whole, strict=True):
+                errors[i] = error
+                if error is None and arrived is not None:
+                    arrived(i)
+
+        with ExitStack() as stack:
+            handles: dict[int, int | OSError] = {}
+            for run in places:
+                location = items[run[0]].location
+                handle = self._handle(location.segment, handles, stack)
+                buffers = [items[i].into for i in run]
+                if isinstance(handle, OSError):
+                    for i in run:
+                        errors[i] = self._error(location, handle)
+                    continue
+                transfers.append(Transfer(handle, buffers, location.offset))
+                positions.append(run)
+            self._files.preadv_many(transfers, self._queue_depth, done)
+        return errors
+
+    def _handle(
+        self, segment: int, handles: dict[int, int | OSError], stack: ExitStack
+    ) -> int | OSError:
+        if segment not in handles:
+            try:
+                handles[segment] = stack.enter_context(self._segments.use(segment))
+            except OSError as e:
+                handles[segment] = e
+        return handles[segment]
+
+    def _error(self, location: Location, error: OSError) -> DiskError:
+        return disk_error("reading", self._segments.path(location.segment), error)
+
+    def _whole(
+        self, at: Location, transfer: Transfer, result: int | OSError
+    ) -> list[DiskError | None]:
+        """Per buffer of a transfer: None where all its bytes came."""
+        if isinstance(result, OSError):
+            return [self._error(at, result)] * len(transfer.buffers)
+        short = OSError(errno.EIO, f"the file ends at {at.offset + result}")
+        errors: list[DiskError | None] = []
+        end = 0
+        for buffer in transfer.buffers:
+            end += len(buffer)
+            errors.append(None if end <= result else self._error(at, short))
+        return errors
