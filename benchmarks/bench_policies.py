@@ -23,8 +23,8 @@ from kvstore.bench import pictures
 from kvstore.bench.belady import Belady, guessed_uses
 from kvstore.bench.cost import PRESETS
 from kvstore.bench.read import read
-from kvstore.bench.replay import curves_of
 from kvstore.bench.report import replay_figures, trace_figures
+from kvstore.bench.show import curves_of
 from kvstore.bench.simulate import simulate
 from kvstore.bench.sweep import CLASSICS, DEFAULT_SHARES, HINTED, OPTIMUM, blocks_of, sweep
 from kvstore.bench.trace import Trace, with_one_offs

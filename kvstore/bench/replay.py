@@ -1,23 +1,28 @@
-"""`kvstore bench replay`: a trace against policies, in the simulator."""
+"""`kvstore bench replay`: a trace against policies in the simulator, or against a store."""
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
-from kvstore.bench import pictures
-from kvstore.bench.cost import PRESETS
+from kvstore.bench import live, pictures
+from kvstore.bench.cost import PRESETS, CostModel
 from kvstore.bench.read import read
-from kvstore.bench.report import attribution, replay_figures, trace_figures
+from kvstore.bench.report import attribution, live_figures, replay_figures, trace_figures
+from kvstore.bench.show import curves_of, show, show_measured
+from kvstore.bench.simulate import Replay
 from kvstore.bench.sweep import CLASSICS, DEFAULT_SHARES, OPTIMUM, blocks_of, maker, sweep
-from kvstore.bench.trace import Trace, with_one_offs
+from kvstore.bench.trace import Trace, head, with_one_offs
 from kvstore.bench.weka import Users
+from kvstore.client import connect
+from kvstore.errors import InvalidRequest
+
+_EXIT_WRONG = 1
 
 
 class Preset(StrEnum):
@@ -49,16 +54,42 @@ def replay(
     prefill: Annotated[float, typer.Option(help="measured prefill tokens/s instead")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     png: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
+    requests: Annotated[int, typer.Option(help="only the first so many; 0: all", min=0)] = 0,
+    store: Annotated[
+        str,
+        typer.Option(
+            "--live", help="URL of a store: play with real bytes against it", metavar="URL"
+        ),
+    ] = "",
+    sessions: Annotated[int, typer.Option(help="live: requests at a time", min=1)] = 4,
+    speedup: Annotated[
+        float, typer.Option(help="live: times pass so much faster; 0: nobody waits", min=0)
+    ] = 0,
 ) -> None:
-    """Replay a request trace against eviction policies: no bytes, any capacity.
+    """Replay a request trace against eviction policies (no bytes, any capacity) or, with --live,
+    against a running store with real bytes.
 
-    Hit rates are of whole blocks' tokens. Times to first token come from the cost model alone.
+    Hit rates are of whole blocks' tokens. Times to first token come from the cost model; a live run
+    adds what it measured. TRACE is one of (see docs/policies.md):
+
+    \b
+    mooncake  JSONL: timestamp (ms), input_length, hash_ids (512-token blocks, chained)
+    weka      .tar.zst, directory or file of sessions with nested subagents and think times
+    lmcache   JSONL or directory of it: timestamp (µs), input (text), session_id
+    ragpulse  the directory with 0_trace.jsonl and its token-length tables
+    generic   JSONL, in order of time; per line time_s and one of
+              blocks (ids of whole blocks that name prefixes), tokens (ids), text;
+              optional block_tokens (on the first line, default 128), session, prompt_tokens,
+              answer_s, next (tool_call, user_turn or end_of_session)
+
+    With --live, --policy names the policy that the store runs, and the simulator then plays the
+    same requests at the capacity that the store turned out to have, for comparison.
     """
+    if store and len(policy or ()) > 1:
+        raise InvalidRequest(f"a store runs one policy, not {' and '.join(policy or ())}")
     model = PRESETS[cost.value]
     if prefill > 0:
         model = model.with_rate(prefill)
-    names = list(policy or _ALL)
-    capacities = list(capacity or DEFAULT_SHARES)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -66,39 +97,22 @@ def replay(
         console=Console(stderr=True),
         transient=True,
     )
+    out = _Out(model, as_json, png)
     with bar:
         loaded = _load(bar, trace, Users(users, think_max or None, seed=seed))
         if one_offs:
             loaded = with_one_offs(loaded, one_offs, seed)
-        for name in names:
-            maker(name, loaded)
-        for one in capacities:
-            blocks_of(one, loaded)
-        task = bar.add_task("", total=len(names) * len(capacities))
-
-        def tell(what: str, runs: float) -> None:
-            bar.update(task, description=what, completed=runs)
-
-        done = list(sweep(loaded, names, capacities, dram, tell))
-    figures = [replay_figures(r, model) for r in done]
-    if as_json:
-        times = [attribution(r) for r in done]
-        print(json.dumps({"trace": trace_figures(loaded), "replays": figures, "over_time": times}))
-    else:
-        _print(loaded, figures)
-    if png:
-        curves = curves_of(figures)
-        pictures.hit_rates(loaded.name, curves, png / "hit_rates.png")
-        pictures.tiers_over_time(done[-1], png / "tiers_over_time.png")
-        pictures.ttft([r for r in done if r.capacity == done[0].capacity], model, png / "ttft.png")
-
-
-def curves_of(figures: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Per policy (capacity share, hit rate), from `replay_figures`."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for f in figures:
-        curves.setdefault(f["policy"], []).append((f["capacity_share"], f["hit_rate"]))
-    return curves
+        if requests:
+            loaded = head(loaded, requests)
+        if store:
+            played = _play(bar, loaded, store, sessions, speedup, seed, (policy or [""])[0])
+        else:
+            sizes = list(capacity or DEFAULT_SHARES)
+            done = _sweep(bar, loaded, list(policy or _ALL), sizes, dram)
+    if not store:
+        out.of_simulation(loaded, done)
+    elif out.of_store(*played):
+        raise typer.Exit(_EXIT_WRONG)
 
 
 def _load(bar: Progress, path: Path, users: Users) -> Trace:
@@ -108,41 +122,79 @@ def _load(bar: Progress, path: Path, users: Users) -> Trace:
     return loaded
 
 
-def _print(trace: Trace, figures: list[dict[str, Any]]) -> None:
-    facts = trace_figures(trace)
-    console = Console()
-    console.print(
-        f"{facts['name']}: {facts['requests']:,} requests, {facts['block_accesses']:,} block "
-        f"accesses, {facts['unique_blocks']:,} unique blocks of {facts['block_tokens']} tokens, "
-        f"unbounded cache {facts['unbounded_hit_rate']:.2%}"
-    )
-    places = [place for place in figures[0]["hits"] if place != "miss"]
-    split = places if len(places) > 1 else []
-    table = Table(Column("policy", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    heads = ("blocks", "hit %", *split, "miss", "asked", "evicted", "p50", "p99")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for f in figures:
-        hits, seconds, blocks = f["hits"], f["ttft_s"], f["blocks"]
-        shares = [f["hit_rate"], *(hits.get(p, 0) for p in split), hits["miss"]]
-        table.add_row(
-            f["policy"],
-            f"{f['capacity_blocks']:,}",
-            *(f"{share * 100:.1f}" for share in (*shares, f["request_hit_rate"])),
-            _count(blocks["evicted"]),
-            *(f"{seconds.get(q, 0):.2f}" for q in ("p50", "p99")),
+def _sweep(
+    bar: Progress, trace: Trace, names: list[str], capacities: list[float], dram: float
+) -> list[Replay]:
+    for name in names:
+        maker(name, trace)
+    for one in capacities:
+        blocks_of(one, trace)
+    task = bar.add_task("", total=len(names) * len(capacities))
+
+    def tell(what: str, runs: float) -> None:
+        bar.update(task, description=what, completed=runs)
+
+    return list(sweep(trace, names, capacities, dram, tell))
+
+
+def _play(
+    bar: Progress, trace: Trace, url: str, sessions: int, speedup: float, seed: int, policy: str
+) -> tuple[live.LiveRun, str]:
+    if policy:
+        maker(policy, trace)
+    task = bar.add_task(f"playing against {url}", total=1.0)
+    with connect(url) as client:
+        run = live.play(
+            client,
+            trace,
+            sessions,
+            speedup,
+            seed,
+            lambda share: bar.update(task, completed=share),
         )
-    cold = figures[0]["ttft_without_cache_s"]
-    console.print(table)
-    console.print(
-        f"hit, miss: % of tokens; asked: % of requests that hit; seconds to first token by model "
-        f"{figures[0]['cost_model']}; without a cache p50 "
-        f"{cold.get('p50', 0):.2f} s, p99 {cold.get('p99', 0):.2f} s"
-    )
+    return run, policy
 
 
-def _count(n: int) -> str:
-    """Three or four digits."""
-    if n < 10_000:
-        return str(n)
-    return f"{n / 1000:.0f}k" if n < 10_000_000 else f"{n / 1e6:.1f}M"
+@dataclass(frozen=True, slots=True)
+class _Out:
+    """Where results go."""
+
+    cost: CostModel
+    as_json: bool
+    png: Path | None
+
+    def of_simulation(self, trace: Trace, done: list[Replay]) -> None:
+        figures = [replay_figures(r, self.cost) for r in done]
+        if self.as_json:
+            self._json(trace, figures, done)
+        else:
+            show(trace, figures)
+        if self.png:
+            pictures.hit_rates(trace.name, curves_of(figures), self.png / "hit_rates.png")
+            first = [r for r in done if r.capacity == done[0].capacity]
+            self._pictures(done[-1], first)
+
+    def of_store(self, run: live.LiveRun, policy: str) -> bool:
+        """Whether a block came back with other bytes than were put."""
+        figures = [live_figures(run, f"{policy or 'store'}, live", self.cost)]
+        done = [run.as_replay(f"{policy or 'store'}, live")]
+        if policy:
+            done.append(run.simulated(policy))
+            figures.append(replay_figures(done[1], self.cost))
+        if self.as_json:
+            self._json(run.trace, figures, done)
+        else:
+            show(run.trace, figures)
+            show_measured(figures[0]["measured"])
+        if self.png:
+            self._pictures(done[0], done)
+        return run.wrong_blocks > 0
+
+    def _json(self, trace: Trace, figures: list[dict[str, Any]], done: list[Replay]) -> None:
+        times = [attribution(r) for r in done]
+        print(json.dumps({"trace": trace_figures(trace), "replays": figures, "over_time": times}))
+
+    def _pictures(self, one: Replay, several: list[Replay]) -> None:
+        assert self.png is not None
+        pictures.tiers_over_time(one, self.png / "tiers_over_time.png")
+        pictures.ttft(several, self.cost, self.png / "ttft.png")

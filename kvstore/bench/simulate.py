@@ -12,7 +12,7 @@ DRAM.
 
 import heapq
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,9 @@ class _Cache:
         self._in = bytearray(trace.unique)
         self._is_in = np.frombuffer(self._in, np.uint8)
         self._children = array("i", bytes(4 * trace.unique))
+        self._child_counts = np.frombuffer(self._children, np.int32)
         self._parent = array("i", trace.parent.tobytes())
+        self._parents = np.frombuffer(self._parent, np.int32)
         self.used = self.evicted = self.refused = 0
 
     def held(self, chain: npt.NDArray[np.int32]) -> int:
@@ -75,52 +77,63 @@ class _Cache:
     def drop(self, row: int) -> None:
         """Out, if in; nothing in may hang below it."""
         if self._in[row]:
-            self._take_out(row)
+            self.policy.remove(row)
+            self._take_out((row,), -1)
 
-    def _take_out(self, row: int) -> None:
-        self.policy.remove(row)
-        self._in[row] = 0
-        self.used -= 1
-        parent = self._parent[row]
-        if parent >= 0:
-            self._children[parent] -= 1
-            if not self._children[parent]:
-                self.policy.reconsider(parent)
+    def _take_out(self, rows: Sequence[int], keep: int) -> int:
+        """Rows leave in their order, up to the first that has children or is `keep`."""
+        children, parents, went = self._children, self._parent, 0
+        parent = -1
+        for row in rows:
+            if children[row] or row == keep:
+                break
+            went += 1
+            self._in[row] = 0
+            parent = parents[row]
+            if parent >= 0:
+                children[parent] -= 1
+        self.used -= went
+        if parent >= 0 and not children[parent]:
+            self.policy.reconsider(parent)
+        return went
 
     def use(
         self,
         chain: npt.NDArray[np.int32],
         held: int,
-        gone: Callable[[int], None] = lambda row: None,
+        gone: Callable[[int], None] | None = None,
     ) -> int:
         """A request for `chain`, of which `held` blocks are in: adds what it can and returns how
         many that were. `gone` hears of each block that had to go."""
-        policy, children, parents = self.policy, self._children, self._parent
+        policy = self.policy
         rows = chain.astype(np.int64)
         policy.foresee(rows, held)
+        added = self._add(rows, held, gone) if held < len(rows) else 0
+        policy.touch(rows[: held + added])
+        return added
+
+    def _add(self, rows: Counts, held: int, gone: Callable[[int], None] | None) -> int:
+        children, is_in, new = self._children, self._in, rows[held:]
         last = int(rows[held - 1]) if held else -1
+        before = self.used
 
         def may_go(row: int) -> bool:
-            return not children[row] and row != last
+            return not children[row] and row != last and bool(is_in[row])
 
-        added = 0
-        for row in rows[held:].tolist():
-            if self.used >= self.capacity:
-                victim = policy.victim(may_go)
-                if victim is None or not policy.admits(row, victim):
-                    self.refused += len(rows) - held - added
-                    break
-                self._take_out(victim)
-                self.evicted += 1
-                gone(victim)
-            policy.add(row)
-            self._in[row] = 1
-            self.used += 1
-            if parents[row] >= 0:
-                children[parents[row]] += 1
-            last = row
-            added += 1
-        policy.touch(rows[: held + added])
+        def leave(going: Sequence[int]) -> int:
+            went = self._take_out(going, last)
+            if gone:
+                for row in going[:went]:
+                    gone(row)
+            return went
+
+        added = self.policy.exchange(new, self.capacity - before, may_go, leave)
+        self.evicted += before - self.used
+        self.refused += len(new) - added
+        self.used += added
+        self._is_in[new[:added]] = 1
+        # a first block has no parent
+        self._child_counts[self._parents[new[not held : added]]] += 1
         return added
 
 
@@ -145,7 +158,7 @@ def simulate(
     hit_store = np.zeros(trace.requests, np.int64)
     answers: list[tuple[float, int]] = []
     added = promoted = 0
-    gone = dram.drop if dram else lambda row: None
+    gone = dram.drop if dram else None
     times, answer_s, outlook = trace.time_s, trace.answer_s, trace.outlook
     for r in range(trace.requests):
         arrives = times.item(r)

@@ -1,7 +1,7 @@
 """A request trace as arrays: which blocks every request asks for, when, and of which chain.
 
-Block *i* of a trace is row *i* of the simulator's index, so numbers are given in order of first
-appearance and a block's parent always has a smaller number.
+Block *i* of a trace is row *i* of the simulator's index; a block's parent always has a smaller
+number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -122,6 +122,47 @@ def build(name: str, block_tokens: int, requests: Iterable[Request]) -> Trace:
     if (np.diff(trace.time_s) < 0).any():
         raise InvalidRequest(f"the requests of {name} are not in order of their times; sort them")
     return trace
+
+
+def head(trace: Trace, requests: int) -> Trace:
+    """The first so many requests, with the blocks that they ask for."""
+    if requests >= trace.requests:
+        return trace
+    start = trace.start[: requests + 1]
+    return compact(
+        Trace(
+            name=f"{trace.name}, first {requests}",
+            block_tokens=trace.block_tokens,
+            start=start,
+            blocks=trace.blocks[: start[-1]],
+            parent=trace.parent,
+            time_s=trace.time_s[:requests],
+            tokens=trace.tokens[:requests],
+            answer_s=trace.answer_s[:requests],
+            outlook=trace.outlook[:requests],
+        )
+    )
+
+
+def compact(trace: Trace) -> Trace:
+    """The trace without the blocks that no request asks for."""
+    used = np.zeros(trace.unique, bool)
+    used[trace.blocks] = True
+    if used.all():
+        return trace
+    number = np.cumsum(used, dtype=np.int64) - 1
+    parent = trace.parent[used]
+    return Trace(
+        trace.name,
+        trace.block_tokens,
+        trace.start,
+        number[trace.blocks].astype(np.int32),
+        np.where(parent >= 0, number[parent], -1).astype(np.int32),
+        trace.time_s,
+        trace.tokens,
+        trace.answer_s,
+        trace.outlook,
+    )
 
 
 def with_one_offs(trace: Trace, share: float, seed: int) -> Trace:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from kvstore.bench.trace import Trace
+from kvstore.bench.trace import Trace, compact
 from kvstore.errors import InvalidRequest
 from kvstore.eviction import Outlook
 
@@ -71,7 +71,7 @@ def read_weka(path: Path, users: Users, progress: Callable[[float], None]) -> Tr
         raise InvalidRequest(f"{path} holds no sessions")
     think = "asrecorded" if users.think_s_max is None else f"cap{users.think_s_max:g}"
     name = f"weka-{users.block_tokens}-u{users.count}-{think}"
-    return _compact(_played(name, sessions, np.concatenate(parents), users))
+    return compact(_played(name, sessions, np.concatenate(parents), users))
 
 
 def _sessions(path: Path) -> Iterator[tuple[str, dict[str, Any], float]]:
@@ -190,25 +190,4 @@ def _played(
         tokens=np.array([call.tokens for _, call, _ in played], np.int64),
         answer_s=np.array([call.answer_s for _, call, _ in played]),
         outlook=np.array([int(o) for _, _, o in played], np.uint8),
-    )
-
-
-def _compact(trace: Trace) -> Trace:
-    """Without the blocks that no request asks for (sessions beyond `sessions_max`)."""
-    used = np.zeros(trace.unique, bool)
-    used[trace.blocks] = True
-    if used.all():
-        return trace
-    number = np.cumsum(used, dtype=np.int64) - 1
-    parent = trace.parent[used]
-    return Trace(
-        trace.name,
-        trace.block_tokens,
-        trace.start,
-        number[trace.blocks].astype(np.int32),
-        np.where(parent >= 0, number[parent], -1).astype(np.int32),
-        trace.time_s,
-        trace.tokens,
-        trace.answer_s,
-        trace.outlook,
     )

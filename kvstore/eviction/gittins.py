@@ -27,54 +27,59 @@ What is learnt is counted whether or not a block is in: its last use, class and 
 by name for `_REMEMBERED` times as many blocks as there is room for, in a table where a later block
 overwrites an earlier one of the same cell. Only what has happened is used, never what will.
 
-Cost: a touch or a look into the table is a few vector operations per chain. Worth changes with age,
-so the rows at the ends of chains are valued anew whenever an eighth as many rows as are in were
-asked for; the row before an end is offered when the end goes. That is a constant per access.
-Memory: 90 bytes per row and 34 per remembered block.
+Cost: blocks that came and were used together are one run (`runs`) with one set of books, so a
+request costs a few steps per run and only the table of names is touched per block. Worth changes
+with age, so the ends of chains are valued anew whenever an eighth as many rows as are in were asked
+for; the run before an end is offered when the end goes. That is a constant per access. Memory: 60
+bytes per row, 220 per run and 37 per remembered block.
 """
 
 import heapq
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Outlook, Rows, Surroundings
-from kvstore.eviction.remembered import Remembered, Traits
+from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
+from kvstore.eviction.runs import NONE, Runs
 
 _PACES: Final = 14
 _PACE_GAIN: Final = 0.6
 _SHARED_FACTOR: Final = 0.5
 _SAME_REQUEST_S: Final = 1e-3
 _REVALUE_SHARE: Final = 8
-_ROWS_MIN: Final = 1024
+_USES_MAX: Final = 255
+_LOG_2: Final = math.log(2)
+_OUTLOOKS: Final = 2 * len(Outlook)
 
-Floats = npt.NDArray[np.float64]
 
-
-def _classes() -> npt.NDArray[np.int64]:
+def _groups() -> npt.NDArray[np.int64]:
     """The group of every class: the same with the pace in steps of 8 instead of 2."""
-    rest, low = np.divmod(np.arange(4 * 2 * 2 * _PACES * len(Outlook) * 2), len(Outlook) * 2)
+    rest, low = np.divmod(np.arange(4 * 2 * 2 * _PACES * _OUTLOOKS), _OUTLOOKS)
     rest, pace = np.divmod(rest, _PACES)
     coarse = np.where(pace == 0, 0, np.maximum(pace - 2, 1) // 3 + 1)
-    groups: npt.NDArray[np.int64] = (rest * (_PACES // 3 + 2) + coarse) * len(Outlook) * 2 + low
+    groups: npt.NDArray[np.int64] = (rest * (_PACES // 3 + 2) + coarse) * _OUTLOOKS + low
     return groups
 
 
-def _class_of(
-    uses: npt.NDArray[np.uint8], shared: Any, new: Any, pace: Any
-) -> npt.NDArray[np.int64]:
-    """Class numbers of blocks whose branch is not left and whose outlook is unknown."""
-    used = np.searchsorted([1, 2, 4], uses)
-    with np.errstate(invalid="ignore"):
-        step = np.clip(np.floor(pace / math.log(2)) + 2, 1, _PACES - 1)
-    step = np.where(np.isnan(pace), 0, step).astype(np.int64)
-    kind = (used * 2 + shared) * 2 + new
-    classes: npt.NDArray[np.int64] = (kind * _PACES + step) * (len(Outlook) * 2)
-    return classes
+def _class_of(uses: int, shared: bool, new: bool, pace: float) -> int:
+    """The class of blocks whose branch is not left and whose outlook is unknown."""
+    used = 0 if uses <= 1 else 1 if uses == 2 else 2 if uses <= 4 else 3
+    step = 0 if pace != pace else min(max(math.floor(pace / _LOG_2) + 2, 1), _PACES - 1)
+    return (((used * 2 + shared) * 2 + new) * _PACES + step) * _OUTLOOKS
+
+
+class _Piece(NamedTuple):
+    """New blocks of a request, up to the `end`-th, that have the same past."""
+
+    end: int
+    kind: int
+    uses: int
 
 
 class Gittins(EvictionPolicy):
@@ -85,33 +90,30 @@ class Gittins(EvictionPolicy):
     ) -> None:
         super().__init__(surroundings)
         self._growth = cost_growth_per_block
-        self._times = ReuseTimes(_classes())
+        self._times = ReuseTimes(_groups())
         self._gone = Remembered(surroundings.capacity_rows())
-        self._stamps = np.zeros(0, np.int64)
-        self._traits = Traits.empty(0)
+        self._runs = Runs()
         self._names = np.zeros(0, np.uint64)
-        self._depth = np.zeros(0, np.int32)
-        self._after = np.zeros(0, np.int64)
-        self._before = np.zeros(0, np.int64)
-        self._place = np.zeros(0, np.int64)
-        self._new = np.zeros(0, dtype=bool)
-        self._dense = np.zeros(0, np.int64)
         self._rows = 0
-        self._stamp = 1
-        self._left_since: list[int] = []
+        self._left, self._left_as = array("q"), array("q")
         self._cooled: dict[int, None] = {}
         self._heap: list[tuple[float, int, int, int]] = []
         self._asked_since = 0
-        self._path_gap = self._path_pace = math.nan
+        # the request that was foreseen last
         self._foreseen = False
-        self._offered = -1
-        self._promise = np.zeros(0)
+        self._new: list[int] = []
+        self._pieces: list[_Piece] = []
+        self._entered = self._piece = 0
+        self._last_run = NONE
+        self._came_s = 0.0
+        self._path_gap = self._path_pace = math.nan
 
     def __len__(self) -> int:
         return self._rows
 
     def __contains__(self, row: object) -> bool:
-        return isinstance(row, int) and row < len(self._stamps) and bool(self._stamps.item(row))
+        run_of = self._runs.run_of
+        return isinstance(row, int) and 0 <= row < len(run_of) and run_of[row] >= 0
 
     # requests
 
@@ -125,37 +127,33 @@ class Gittins(EvictionPolicy):
         self._expect(np.asarray(chain, np.int64), held, goes_on=True)
 
     def _expect(self, rows: Rows, held: int, goes_on: bool = False) -> None:
-        self._reserve(rows)
-        self._flush()
-        now = self.surroundings.now_s()
+        self._came_s = now = self.surroundings.now_s()
+        self._path_gap = self._path_pace = math.nan
         new = rows[held:]
+        self._new, self._pieces = new.tolist(), []
+        self._entered = self._piece = 0
+        self._last_run = NONE
         if not len(new):
-            self._path_gap = self._path_pace = math.nan
             return
+        self._reserve(max(self._new) + 1)
+        self._flush()
+        last = int(rows[held - 1]) if held else NONE
+        above = self._runs.ending_at(last) if last in self else NONE
         names = self.surroundings.identity(new)
-        traits, known = self._gone.recall(names)
-        age = now - traits.seen_s
-        self._times.returned(traits.kind[known], age[known])
-        gap, self._path_pace = self._pace(rows, held, now, traits, known, goes_on)
-        self._path_gap = gap
-        uses = np.where(known, np.minimum(traits.uses, 254) + 1, 1).astype(np.uint8)
-        shared = known & (age < _SHARED_FACTOR * gap)
-        pace = np.where(shared, np.log(np.maximum(age, 0) + 0.5), self._path_pace)
-        traits = Traits(
-            seen_s=np.full(len(new), now),
-            kind=_class_of(uses, shared, ~known, pace),
-            pace=np.full(len(new), self._path_pace),
-            uses=uses,
-        )
-        self._times.started(traits.kind)
-        self._gone.remember(names, traits)
-        self._traits.put(new, traits)
+        numbers = self._gone.recall(names)
+        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(new)]
+        pasts = [
+            None if number == UNKNOWN else self._gone.record(number)
+            for number in numbers[starts].tolist()
+        ]
+        self._path_gap, self._path_pace = self._pace(pasts, above, now, goes_on)
+        for start, end, past in zip(starts, ends, pasts, strict=True):
+            self._expect_piece(end, end - start, past)
+        self._gone.remember(names, self._notes())
         self._names[new] = names
-        self._depth[new] = np.arange(held, len(rows))
-        self._new[new] = True
-        self._promise[new] = self._worth(new)
-        if held:
-            self._leave_branch(int(rows[held - 1]), int(new[0]))
+        if above >= 0:
+            self._leave_branch(above)
 
     def _request(self, rows: int) -> None:
         self._times.request(rows)
@@ -163,21 +161,14 @@ class Gittins(EvictionPolicy):
         self._asked_since += rows
 
     def _pace(
-        self,
-        rows: Rows,
-        held: int,
-        now: float,
-        gone: Traits,
-        known: npt.NDArray[np.bool_],
-        goes_on: bool,
+        self, pasts: list[Record | None], above: int, now: float, goes_on: bool
     ) -> tuple[float, float]:
         """Seconds since the deepest known block of a chain was used, and its session's pace."""
-        if known.any():
-            at = int(np.flatnonzero(known)[-1])
-            gap, pace = now - gone.seen_s.item(at), gone.pace.item(at)
-        elif held:
-            last = int(rows[held - 1])
-            gap, pace = now - self._traits.seen_s.item(last), self._traits.pace.item(last)
+        deepest = next((past for past in reversed(pasts) if past is not None), None)
+        if deepest is not None:
+            gap, pace = now - deepest.seen_s, deepest.pace
+        elif above >= 0:
+            gap, pace = now - self._runs.seen_s[above], self._runs.pace[above]
             if (goes_on or gap < _SAME_REQUEST_S) and not math.isnan(pace):
                 return math.exp(pace), pace
             if goes_on:
@@ -186,141 +177,256 @@ class Gittins(EvictionPolicy):
             return math.nan, math.nan
         return gap, _moved(pace, gap)
 
+    def _expect_piece(self, end: int, rows: int, past: Record | None) -> None:
+        """New blocks up to the `end`-th have this past."""
+        if past is None:
+            uses, kind = 1, _class_of(1, False, True, self._path_pace)
+        else:
+            age = self._came_s - past.seen_s
+            self._times.returned(past.kind, age, rows)
+            uses = min(past.uses + 1, _USES_MAX)
+            kind = self._used_as(uses, age, self._path_gap, self._path_pace)
+        self._times.started(kind, rows)
+        if self._pieces and self._pieces[-1][1:] == (kind, uses):
+            self._pieces.pop()
+        self._pieces.append(_Piece(end, kind, uses))
+
+    def _used_as(self, uses: int, age: float, gap: float, pace: float) -> int:
+        """The class of blocks that are used now, after `age` seconds, by a session that came back
+        after `gap`."""
+        shared = age < _SHARED_FACTOR * gap
+        return _class_of(uses, shared, False, math.log(max(age, 0.0) + 0.5) if shared else pace)
+
+    def _notes(self) -> Rows:
+        """Per new block, the number of a record of what is known of it now."""
+        notes = array("q")
+        for end, kind, uses in self._pieces:
+            number = self._gone.note(self._came_s, kind, self._path_pace, uses)
+            notes.extend([number] * (end - len(notes)))
+        return np.frombuffer(notes, np.int64)
+
     def touch(self, rows: Chain) -> None:
-        asked = np.asarray(rows, np.int64)
-        asked = asked[asked < len(self._stamps)]
-        present = asked[self._stamps[asked] != 0]
-        if not len(present):
+        runs = self._runs
+        path = runs.path(_listed(rows))
+        if not path:
             return
-        used = present[~self._new[present]]
-        if len(used):
+        used = [run for run in path if not runs.new[run]]
+        if used:
             self._use(used)
         self._foreseen = False
-        self._settle(present)
+        self._settle(path)
 
     def arrived(self, chain: Chain) -> None:
-        asked = np.asarray(chain, np.int64)
-        asked = asked[asked < len(self._stamps)]
-        present = asked[self._stamps[asked] != 0]
-        if len(present):
-            self._settle(present)
+        path = self._runs.path(_listed(chain))
+        if path:
+            self._settle(path)
 
-    def _settle(self, present: Rows) -> None:
-        """Rows of one chain stand in its order now, and are the warmest."""
-        self._new[present] = False
-        for row in present.tolist() if self._cooled else ():
-            self._cooled.pop(row, None)
-        n = len(present)
-        self._stamps[present] = np.arange(self._stamp + n, self._stamp, -1)
-        self._stamp += n
-        self._after[present[:-1]] = present[1:]
-        self._before[present[1:]] = present[:-1]
-        self._depth[present] = np.arange(n)
-        self._offer(int(present[-1]))
+    def _settle(self, path: list[int]) -> None:
+        """Runs of one chain stand in its order now, and are the warmest."""
+        if self._cooled:
+            for run in path:
+                for row in self._runs.rows[run]:
+                    self._cooled.pop(row, None)
+        self._offer(self._link(path))
 
-    def _use(self, rows: Rows) -> None:
-        now = self.surroundings.now_s()
-        if not self._foreseen:
-            self._path_gap = self._path_pace = math.nan
-            self._request(len(rows))
-        old = self._traits.get(rows)
-        age = now - old.seen_s
-        self._times.returned(old.kind, age)
-        gap, pace = self._path_gap, self._path_pace
-        if math.isnan(gap):
-            gap = age.item(-1)
-            pace = _moved(old.pace.item(-1), gap)
-        shared = age < _SHARED_FACTOR * gap
-        uses = np.minimum(old.uses, 254) + np.uint8(1)
-        paces = np.where(shared, np.log(np.maximum(age, 0) + 0.5), pace)
-        kind = _class_of(uses, shared, False, paces)
-        self._times.started(kind)
-        self._traits.put(
-            rows, Traits(np.full(len(rows), now), kind, np.full(len(rows), pace), uses)
+    def _link(self, path: list[int]) -> int:
+        """Order runs that were used as one chain, root last; the number of the deepest."""
+        runs, depth, above = self._runs, 0, NONE
+        for run in path:
+            runs.new[run], runs.depth[run] = 0, depth
+            depth += len(runs.rows[run])
+            if above >= 0:
+                if runs.after[above] in (NONE, run) and self._alike(above, run):
+                    runs.join(above, run)
+                    continue
+                runs.after[above], runs.above[run] = run, runs.rows[above][-1]
+            above = run
+        for run in reversed(path):
+            if runs.stamp[run]:
+                runs.stamp[run], runs.offered[run] = runs.next_stamp(), 0
+        return above
+
+    def _alike(self, one: int, other: int) -> bool:
+        runs = self._runs
+        return (
+            runs.kind[one] == runs.kind[other]
+            and runs.uses[one] == runs.uses[other]
+            and runs.seen_s[other] - runs.seen_s[one] < _SAME_REQUEST_S
         )
 
-    def _leave_branch(self, last: int, goes_to: int) -> None:
-        """The chain went from `last` to elsewhere than most requests for it did."""
-        row, uses = int(self._after[last]), self._traits.uses
-        if row < 0 or row == goes_to or uses[row] < 2 or 2 * int(uses[row]) <= int(uses[last]):
-            return
-        left = []
-        while row >= 0 and self._stamps[row] and not self._traits.kind[row] & 1:
-            left.append(row)
-            row = int(self._after[row])
-        if left:
-            self._reclass(np.array(left, np.int64), self._traits.kind[left] | 1)
-            self._offer(left[-1])
+    def _use(self, used: list[int]) -> None:
+        now, runs, times = self.surroundings.now_s(), self._runs, self._times
+        if not self._foreseen:
+            self._path_gap = self._path_pace = math.nan
+            self._request(sum(len(runs.rows[run]) for run in used))
+        gap, pace = self._path_gap, self._path_pace
+        if math.isnan(gap):
+            gap = now - runs.seen_s[used[-1]]
+            pace = _moved(runs.pace[used[-1]], gap)
+        for run in used:
+            n, age = len(runs.rows[run]), now - runs.seen_s[run]
+            times.returned(runs.kind[run], age, n)
+            uses = min(runs.uses[run] + 1, _USES_MAX)
+            kind = self._used_as(uses, age, gap, pace)
+            times.started(kind, n)
+            runs.seen_s[run], runs.kind[run] = now, kind
+            runs.pace[run], runs.uses[run] = pace, uses
 
-    def _reclass(self, rows: Rows, kind: npt.NDArray[np.int64]) -> None:
-        self._times.changed(self._traits.kind[rows], kind)
-        self._traits.kind[rows] = kind
+    def _leave_branch(self, last: int) -> None:
+        """A chain goes on from `last` to elsewhere than most requests for it did."""
+        runs, run = self._runs, self._runs.after[last]
+        if run < 0 or runs.uses[run] < 2 or 2 * runs.uses[run] <= runs.uses[last]:
+            return
+        end = NONE
+        while run >= 0 and not runs.kind[run] & 1:
+            self._reclass(run, runs.kind[run] | 1)
+            end, run = run, runs.after[run]
+        if end >= 0:
+            self._offer(end)
+
+    def _reclass(self, run: int, kind: int) -> None:
+        self._times.changed(self._runs.kind[run], kind, len(self._runs.rows[run]))
+        self._runs.kind[run] = kind
 
     def answered(self, chain: Chain, outlook: Outlook) -> None:
         super().answered(chain, outlook)
-        rows = np.asarray(chain, np.int64)
-        rows = rows[rows < len(self._stamps)]
-        rows = rows[self._stamps[rows] != 0]
-        kind = self._traits.kind[rows]
-        left = kind & 1
-        self._reclass(rows, kind - kind % (2 * len(Outlook)) + 2 * int(outlook) + left)
-        if len(rows):
-            self._offer(int(rows[-1]))
+        runs = self._runs
+        path = runs.path(_listed(chain))
+        for run in path:
+            kind = runs.kind[run]
+            self._reclass(run, kind - kind % _OUTLOOKS + 2 * int(outlook) + (kind & 1))
+        if path:
+            self._offer(path[-1])
 
     # rows
 
-    def add(self, row: int) -> None:
-        foreseen = row < len(self._new) and self._new.item(row)
-        if not foreseen:
-            self._meet(row)
-        assert not self._stamps.item(row), f"row {row} was added twice"
-        self._stamp += 1
-        self._stamps[row] = self._stamp
-        if self._rows == len(self._dense):
-            more = max(_ROWS_MIN, self._rows // 2)
-            self._dense = np.concatenate((self._dense, np.zeros(more, np.int64)))
-        self._dense[self._rows] = row
-        self._place[row] = self._rows
-        self._rows += 1
-        if not foreseen:
-            self._offer(row)
+    def exchange(
+        self,
+        new: Rows,
+        free: int,
+        may_go: Callable[[int], bool],
+        leave: Callable[[Sequence[int]], int],
+    ) -> int:
+        if self._entered or len(new) != len(self._new) or new[0] != self._new[0]:
+            return super().exchange(new, free, may_go, leave)
+        start = 0
+        for piece in self._pieces:
+            while start + free < piece.end:
+                went = self._make_way(piece, piece.end - start - free, may_go, leave)
+                if not went:
+                    break
+                free += went
+            end = min(piece.end, start + free)
+            self._enter(self._new[start:end], piece)
+            free -= end - start
+            if end < piece.end:
+                return end
+            start = end
+        return start
 
-    def _meet(self, row: int) -> None:
-        """A row that nobody foresaw."""
+    def _enter(self, rows: list[int], piece: _Piece) -> None:
+        if rows:
+            self._last_run = self._runs.make(
+                rows, self._came_s, piece.kind, self._path_pace, piece.uses
+            )
+            self._rows += len(rows)
+
+    def _make_way(
+        self,
+        piece: _Piece,
+        rows: int,
+        may_go: Callable[[int], bool],
+        leave: Callable[[Sequence[int]], int],
+    ) -> int:
+        """Let up to so many rows go that are worth less than those of `piece`; how many went."""
+        if self._cooled:
+            row = self.victim(may_go)
+            if row is None or not (row in self._cooled or self._promise(piece) > self._heap[0][0]):
+                return 0
+            leave((row,))
+            self.remove(row)
+            return 1
+        run = self._cheapest(may_go)
+        if run < 0 or self._promise(piece) <= self._heap[0][0]:
+            return 0
+        mine, run_of = self._runs.rows[run], self._runs.run_of
+        going = mine[: -rows - 1 : -1]
+        del going[leave(going) :]
+        del mine[len(mine) - len(going) :]
+        for row in going:
+            run_of[row] = NONE
+        self._let_go(run, going)
+        return len(going)
+
+    def _promise(self, piece: _Piece) -> float:
+        """The worth of a new block once it is in."""
+        return self._times.worth(piece.kind, 0.0) * (1 + self._growth * piece.end)
+
+    def _let_go(self, run: int, rows: list[int]) -> None:
+        """Rows that were the tail of a run have left it."""
+        runs = self._runs
+        number = self._gone.note(runs.seen_s[run], runs.kind[run], runs.pace[run], runs.uses[run])
+        self._left.extend(rows)
+        self._left_as.extend([number] * len(rows))
+        self._rows -= len(rows)
+        if runs.rows[run]:
+            if not runs.offered[run]:
+                self._offer(run)
+            return
+        before = runs.drop(run)
+        if before >= 0:
+            self._offer(before)
+
+    def add(self, row: int) -> None:
+        assert row not in self, f"row {row} was added twice"
+        at = self._entered
+        if at < len(self._new) and self._new[at] == row:
+            self._add_foreseen(row, at)
+            return
+        past = self._meet(row)
+        self._offer(self._runs.make([row], *past))
+        self._rows += 1
+
+    def _add_foreseen(self, row: int, at: int) -> None:
+        run = self._last_run
+        first = run < 0
+        while self._pieces[self._piece].end <= at:
+            self._piece += 1
+            first = True
+        if first or self._runs.rows[run][-1:] != self._new[at - 1 : at]:
+            self._enter([row], self._pieces[self._piece])
+        else:
+            self._runs.rows[run].append(row)
+            self._runs.run_of[row] = run
+            self._rows += 1
+        self._entered += 1
+
+    def _meet(self, row: int) -> Record:
+        """What is known of a row that nobody foresaw just now."""
         rows = np.array([row], np.int64)
-        self._reserve(rows)
+        self._reserve(row + 1)
         self._flush()
-        kind = _class_of(np.ones(1, np.uint8), False, True, np.full(1, math.nan))
-        now = np.full(1, self.surroundings.now_s())
-        self._traits.put(rows, Traits(now, kind, np.full(1, math.nan), np.ones(1, np.uint8)))
-        self._names[rows] = self.surroundings.identity(rows)
-        self._depth[row] = 0
-        self._new[row] = True
+        names = self.surroundings.identity(rows)
+        self._names[rows] = names
+        number = int(self._gone.recall(names)[0])
+        if number == UNKNOWN:
+            now, kind = self.surroundings.now_s(), _class_of(1, False, True, math.nan)
+            return Record(now, kind, math.nan, 1)
+        return self._gone.record(number)
 
     def remove(self, row: int) -> None:
         assert row in self, f"row {row} was removed twice"
-        self._stamps[row] = 0
-        self._new[row] = False
-        self._after[row] = -1
-        if self._cooled:
-            self._cooled.pop(row, None)
-        before = self._before.item(row)
-        self._before[row] = -1
-        if before >= 0 and self._stamps.item(before) and self._after.item(before) == row:
-            self._offer(before)
-            self._offered = before
-        self._rows -= 1
-        last = self._dense.item(self._rows)
-        at = self._place.item(row)
-        self._dense[at] = last
-        self._place[last] = at
-        self._left_since.append(row)
+        self._cooled.pop(row, None)
+        run = self._runs.ending_at(row)
+        self._runs.rows[run].pop()
+        self._runs.run_of[row] = NONE
+        self._let_go(run, [row])
 
     def _flush(self) -> None:
-        if self._left_since:
-            rows = np.array(self._left_since, np.int64)
-            self._gone.remember(self._names[rows], self._traits.get(rows))
-            self._left_since.clear()
+        if self._left:
+            rows = np.frombuffer(self._left, np.int64)
+            self._gone.remember(self._names[rows], np.frombuffer(self._left_as, np.int64))
+            self._left, self._left_as = array("q"), array("q")
 
     def cool(self, rows: Chain) -> None:
         for row in np.asarray(rows, np.int64).tolist():
@@ -329,98 +435,128 @@ class Gittins(EvictionPolicy):
 
     # victims
 
-    def _worth(self, rows: Rows) -> Floats:
-        age = self.surroundings.now_s() - self._traits.seen_s[rows]
-        worth = self._times.worth(self._traits.kind[rows], age)
-        weighted: Floats = worth * (1 + self._growth * self._depth[rows])
-        return weighted
-
-    def _offer(self, row: int) -> None:
-        traits = self._traits
-        age = self.surroundings.now_s() - traits.seen_s.item(row)
-        worth = self._times.worth_of(traits.kind.item(row), age)
-        worth *= 1 + self._growth * self._depth.item(row)
-        heapq.heappush(self._heap, (worth, -self._depth.item(row), self._stamps.item(row), row))
+    def _offer(self, run: int) -> None:
+        runs = self._runs
+        worth = self._times.worth(runs.kind[run], self.surroundings.now_s() - runs.seen_s[run])
+        depth = runs.depth[run] + len(runs.rows[run])
+        worth *= 1 + self._growth * depth
+        runs.offered[run] = 1
+        heapq.heappush(self._heap, (worth, -depth, runs.stamp[run], run))
 
     def admits(self, row: int, victim: int) -> bool:
         if victim in self._cooled:
             return True
-        worth, _, _, cheapest = self._heap[0]
-        assert cheapest == victim, "admission was asked about another row than the victim"
-        return bool(self._promise.item(row) > worth)
+        worth, _, _, run = self._heap[0]
+        assert self._runs.rows[run][-1] == victim, (
+            "admission was asked about another row than the victim"
+        )
+        at = self._entered
+        if at < len(self._new) and self._new[at] == row:
+            piece = next(piece for piece in self._pieces if at < piece.end)
+        else:
+            past = self._meet(row)
+            piece = _Piece(1, past.kind, past.uses)
+        return self._promise(piece) > worth
 
     def reconsider(self, row: int) -> None:
-        if row != self._offered and row in self and row not in self._cooled:
-            self._offer(row)
+        if row in self and row not in self._cooled:
+            run = self._runs.run_of[row]
+            if not self._runs.offered[run] and self._runs.rows[run][-1] == row:
+                self._offer(run)
 
     def victim(self, may_go: Callable[[int], bool]) -> int | None:
         for row in self._cooled:
             if may_go(row):
                 return row
-        found = None
+        run = self._cheapest(may_go)
+        return self._runs.rows[run][-1] if run >= 0 else None
+
+    def _cheapest(self, may_go: Callable[[int], bool]) -> int:
+        """The run whose last row is to go next, or NONE."""
+        found = NONE
         if self._asked_since * _REVALUE_SHARE < self._rows:
             found = self._next(may_go)
-        if found is None and self._rows:
-            rows = self._dense[: self._rows]
-            after = self._after[rows]
-            self._value(rows[(after < 0) | (self._stamps[after] == 0)])
+        if found < 0 and self._rows:
+            self._value()
             found = self._next(may_go)
-            if found is None:
-                self._value(rows)
-                found = self._next(may_go)
-        return found
+        return self._search(may_go) if found < 0 and self._rows else found
 
-    def _next(self, may_go: Callable[[int], bool]) -> int | None:
-        heap, stamp_of, cooled = self._heap, self._stamps.item, self._cooled
+    def _next(self, may_go: Callable[[int], bool]) -> int:
+        heap, runs, cooled = self._heap, self._runs, self._cooled
         while heap:
-            _, _, stamp, row = heap[0]
-            if stamp_of(row) == stamp and row not in cooled and may_go(row):
-                return row
+            _, _, stamp, run = heap[0]
+            if runs.stamp[run] == stamp:
+                row = runs.rows[run][-1]
+                if row not in cooled and may_go(row):
+                    return run
+                runs.offered[run] = 0
             heapq.heappop(heap)
-            self._offered = -1
-        return None
+        return NONE
 
-    def _value(self, rows: Rows) -> None:
+    def _value(self) -> None:
+        """Value the ends of all chains anew."""
         self._asked_since = 0
-        worth = self._worth(rows)
-        shallow = -self._depth[rows]
-        order = np.lexsort((shallow, worth))
-        columns = (worth, shallow, self._stamps[rows], rows)
+        runs = self._runs
+        stamp, after, new = (runs.column(name) for name in ("stamp", "after", "new"))
+        ends = np.flatnonzero((stamp != 0) & (after < 0) & (new == 0))
+        self._fill_heap(ends)
+
+    def _fill_heap(self, chosen: npt.NDArray[np.int64]) -> None:
+        runs = self._runs
+        depth = runs.column("depth")[chosen] + [len(runs.rows[run]) for run in chosen.tolist()]
+        ages = self.surroundings.now_s() - runs.column("seen_s")[chosen]
+        worth = self._times.worths(runs.column("kind")[chosen], ages)
+        worth *= 1 + self._growth * depth
+        order = np.lexsort((-depth, worth))
+        offered = runs.column("offered")
+        offered[:] = 0
+        offered[chosen] = 1
+        columns = (worth, -depth, runs.column("stamp")[chosen], chosen)
         self._heap = list(zip(*(column[order].tolist() for column in columns), strict=True))
+
+    def _search(self, may_go: Callable[[int], bool]) -> int:
+        """Ask about every row: where no end may go, some row inside may."""
+        self._fill_heap(np.flatnonzero(self._runs.column("stamp")))
+        runs = self._runs
+        for _, _, _, run in self._heap:
+            for row in reversed(runs.rows[run]):
+                if row not in self._cooled and may_go(row):
+                    found = runs.ending_at(row)
+                    self._heap = []
+                    runs.column("offered")[:] = 0
+                    self._offer(found)
+                    return found
+        self._heap = []
+        runs.column("offered")[:] = 0
+        return NONE
 
     # the rest of the contract
 
     def load(self, coldest_first: npt.NDArray[np.int64]) -> None:
         assert not self._rows, "loading needs an empty policy"
+        self._reserve(int(coldest_first.max(initial=-1)) + 1)
+        self._names[coldest_first] = self.surroundings.identity(coldest_first)
+        now, kind = self.surroundings.now_s(), _class_of(1, False, False, math.nan)
         for row in coldest_first.tolist():
-            self.add(row)
-        self.touch(coldest_first[::-1])
+            self._runs.make([row], now, kind, math.nan, 1)
+        self._runs.column("new")[:] = 0
+        self._rows = len(coldest_first)
 
     def check_integrity(self) -> None:
-        rows = np.flatnonzero(self._stamps)
-        assert len(rows) == self._rows, "rows are miscounted"
-        assert np.array_equal(np.sort(self._dense[: self._rows]), rows), "rows are misplaced"
-        assert len(np.unique(self._stamps[rows])) == len(rows), "two rows share a stamp"
+        self._runs.check_integrity()
+        rows = sum(1 for run in self._runs.run_of if run >= 0)
+        assert rows == self._rows, "rows are miscounted"
         assert all(row in self for row in self._cooled), "a row that left is cool"
 
-    def _reserve(self, rows: Rows) -> None:
-        more = int(rows.max(initial=-1)) + 1 - len(self._stamps)
-        if more <= 0:
-            return
-        more = max(more, _ROWS_MIN, len(self._stamps) // 8)
-        self._traits = self._traits.grown(more)
-        for name, fill in (
-            ("_stamps", 0),
-            ("_names", 0),
-            ("_depth", 0),
-            ("_after", -1),
-            ("_before", -1),
-            ("_place", 0),
-            ("_new", False),
-            ("_promise", 0),
-        ):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate((column, np.full(more, fill, column.dtype))))
+    def _reserve(self, rows: int) -> None:
+        more = self._runs.reserve_rows(rows)
+        if more:
+            self._names = np.concatenate((self._names, np.zeros(more, np.uint64)))
+
+
+def _listed(rows: Chain) -> list[int]:
+    listed: list[int] = rows.tolist() if isinstance(rows, np.ndarray) else list(rows)
+    return listed
 
 
 def _moved(pace: float, gap_s: float) -> float:

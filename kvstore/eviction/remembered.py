@@ -1,7 +1,13 @@
-"""What `Gittins` knows of blocks, in columns; also of blocks that have gone, within bounds."""
+"""What `Gittins` remembers of blocks that are not in, by name and within bounds.
 
-from dataclasses import dataclass
-from typing import Any, Final
+Blocks that were used together share one record. A table of cells leads from a block's name to its
+record; a later block of the same cell takes it over, and records are overwritten in the order in
+which they were made. Sized once, for `_REMEMBERED` times `capacity` blocks within fixed bounds; 37
+bytes a cell.
+"""
+
+from array import array
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,70 +17,61 @@ _CELLS_MIN: Final = 1 << 16
 _CELLS_MAX: Final = 1 << 23
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
+UNKNOWN: Final = -1
+
 Names = npt.NDArray[np.uint64]
+Records = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """Columns: `seen_s` last use (float64 seconds), `kind` class number (int64), `pace` moving mean
-    of log seconds between the session's requests (float64, NaN where unknown), `uses` (uint8)."""
+class Record(NamedTuple):
+    """`seen_s` last use, `kind` class number, `pace` moving mean of log seconds between the
+    session's requests (NaN where unknown), `uses` at most 255."""
 
-    seen_s: npt.NDArray[np.float64]
-    kind: npt.NDArray[np.int64]
-    pace: npt.NDArray[np.float64]
-    uses: npt.NDArray[np.uint8]
-
-    @staticmethod
-    def empty(n: int) -> "Traits":
-        """`n` blocks of which nothing is known."""
-        return Traits(np.zeros(n), np.zeros(n, np.int64), np.full(n, np.nan), np.zeros(n, np.uint8))
-
-    def get(self, at: npt.NDArray[Any]) -> "Traits":
-        """Copies of some."""
-        return Traits(self.seen_s[at], self.kind[at], self.pace[at], self.uses[at])
-
-    def put(self, at: npt.NDArray[Any], values: "Traits") -> None:
-        """Overwrite some."""
-        self.seen_s[at], self.kind[at] = values.seen_s, values.kind
-        self.pace[at], self.uses[at] = values.pace, values.uses
-
-    def grown(self, more: int) -> "Traits":
-        """With `more` unknown blocks at the end."""
-        rest = Traits.empty(more)
-        return Traits(
-            np.concatenate((self.seen_s, rest.seen_s)),
-            np.concatenate((self.kind, rest.kind)),
-            np.concatenate((self.pace, rest.pace)),
-            np.concatenate((self.uses, rest.uses)),
-        )
+    seen_s: float
+    kind: int
+    pace: float
+    uses: int
 
 
 class Remembered:
-    """A table by name, one block per cell; a later block of the same cell takes it over.
-
-    Sized once, for `_REMEMBERED` times `capacity` blocks within fixed bounds; 33 bytes a cell.
-    """
+    """See the module."""
 
     def __init__(self, capacity: int) -> None:
         cells = min(max(_REMEMBERED * capacity, _CELLS_MIN), _CELLS_MAX)
         bits = (cells - 1).bit_length()
         self._shift = np.uint64(64 - bits)
         self._names = np.zeros(1 << bits, np.uint64)
-        self._taken = np.zeros(1 << bits, dtype=bool)
-        self._traits = Traits.empty(1 << bits)
+        self._record_of = np.full(1 << bits, UNKNOWN, np.int64)
+        self._records = 1 << bits
+        self._made = 0
+        self._seen_s = array("d", bytes(8 * self._records))
+        self._kind = array("i", bytes(4 * self._records))
+        self._pace = array("d", bytes(8 * self._records))
+        self._uses = bytearray(self._records)
 
-    def _cells(self, names: Names) -> Names:
-        cells: Names = (names * _MIX) >> self._shift
-        return cells
+    def note(self, seen_s: float, kind: int, pace: float, uses: int) -> int:
+        """A new record; its number."""
+        number = self._made
+        at = number & (self._records - 1)
+        self._seen_s[at], self._kind[at] = seen_s, kind
+        self._pace[at], self._uses[at] = pace, uses
+        self._made += 1
+        return number
 
-    def remember(self, names: Names, traits: Traits) -> None:
-        """Note what is known now."""
-        cells = self._cells(names)
+    def record(self, number: int) -> Record:
+        """What a number that `recall` just gave stands for."""
+        at = number & (self._records - 1)
+        return Record(self._seen_s[at], self._kind[at], self._pace[at], self._uses[at])
+
+    def remember(self, names: Names, numbers: Any) -> None:
+        """Lead from names to records: one number each, or one for all."""
+        cells = (names * _MIX) >> self._shift
         self._names[cells] = names
-        self._taken[cells] = True
-        self._traits.put(cells, traits)
+        self._record_of[cells] = numbers
 
-    def recall(self, names: Names) -> tuple[Traits, npt.NDArray[np.bool_]]:
-        """What was noted last, and for which of the names it is."""
-        cells = self._cells(names)
-        return self._traits.get(cells), self._taken[cells] & (self._names[cells] == names)
+    def recall(self, names: Names) -> Records:
+        """The number of each name's record, `UNKNOWN` where there is none any more."""
+        cells = (names * _MIX) >> self._shift
+        numbers: Records = self._record_of[cells]
+        numbers[(self._names[cells] != names) | (numbers < self._made - self._records)] = UNKNOWN
+        return numbers

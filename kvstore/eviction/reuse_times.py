@@ -14,6 +14,7 @@ longer it is away.
 """
 
 import math
+from array import array
 from typing import Final
 
 import numpy as np
@@ -26,17 +27,25 @@ _PRIOR_REUSE: Final = 0.5
 _PRIOR_REQUESTS: Final = 20.0
 _GROUP_REQUESTS: Final = 20.0
 _CLASS_REQUESTS: Final = 100.0
-_REFRESH_GROWTH: Final = 0.05
+_REFRESH_GROWTH: Final = 0.1
 _REFRESH_ROWS_MAX: Final = 100_000
 _HALVE_REQUESTS: Final = 1 << 20
+_CLASSES_AT_ONCE: Final = 64
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def age_bin(age_s: Floats) -> Ints:
-    """The bin of each age: one for what is younger than half a second, then two per octave."""
-    halves = np.maximum(age_s, 1e-9) / _FIRST_AGE_S
+def age_bin(age_s: float) -> int:
+    """The bin of an age: one for what is younger than half a second, then two per octave."""
+    if age_s < _FIRST_AGE_S:
+        return 0
+    return min(int(_PER_OCTAVE * math.log2(age_s / _FIRST_AGE_S)) + 1, AGES - 1)
+
+
+def age_bins(ages_s: Floats) -> Ints:
+    """`age_bin` of each."""
+    halves = np.maximum(ages_s, 1e-9) / _FIRST_AGE_S
     bins = np.floor(_PER_OCTAVE * np.log2(halves)).astype(np.int64) + 1
     clipped: Ints = np.clip(bins, 0, AGES - 1)
     return clipped
@@ -62,49 +71,46 @@ class ReuseTimes:
         classes = len(group_of)
         self._group_of = group_of
         self._groups = int(group_of.max()) + 1
-        self._returned = np.zeros((classes, AGES))
-        self._started = np.zeros(classes)
+        # plain arrays where single cells are written, and their contents as NumPy sees them
+        self._return_cells = array("d", bytes(8 * classes * AGES))
+        self._start_cells = array("d", bytes(8 * classes))
+        self._returned = np.frombuffer(self._return_cells).reshape(classes, AGES)
+        self._started = np.frombuffer(self._start_cells)
         self._index = np.zeros((classes, AGES))
         self._index[:] = _gittins(_prior()[None])
         self._requests = self._rows = self._rows_since = 0.0
+        self._weight = 1.0
 
     def request(self, rows: int) -> None:
         """A request of so many rows comes; all that is learnt until the next belongs to it."""
         self._requests += 1
         self._rows += rows
         self._rows_since += rows
+        self._weight = self._requests / self._rows if self._rows else 1.0
         if self._rows_since >= min(_REFRESH_ROWS_MAX, self._rows * _REFRESH_GROWTH):
             self._refresh()
 
-    @property
-    def _weight(self) -> float:
-        return self._requests / self._rows if self._rows else 1.0
+    def returned(self, kind: int, age_s: float, rows: int) -> None:
+        """So many blocks of this class were used again at this age."""
+        self._return_cells[kind * AGES + age_bin(age_s)] += self._weight * rows
 
-    def returned(self, classes: Ints, age_s: Floats) -> None:
-        """Blocks of these classes were used again at these ages."""
-        cells = classes * AGES + age_bin(age_s)
-        np.add.at(self._returned.reshape(-1), cells, self._weight)
+    def started(self, kind: int, rows: int) -> None:
+        """So many blocks of this class begin to wait for their next use."""
+        self._start_cells[kind] += self._weight * rows
 
-    def started(self, classes: Ints) -> None:
-        """Blocks of these classes begin to wait for their next use."""
-        np.add.at(self._started, classes, self._weight)
+    def changed(self, old: int, new: int, rows: int) -> None:
+        """So many waiting blocks are in another class now."""
+        self._start_cells[old] -= self._weight * rows
+        self._start_cells[new] += self._weight * rows
 
-    def changed(self, old: Ints, new: Ints) -> None:
-        """Waiting blocks are in another class now."""
-        np.add.at(self._started, old, -self._weight)
-        np.add.at(self._started, new, self._weight)
-
-    def worth(self, classes: Ints, age_s: Floats) -> Floats:
+    def worth(self, kind: int, age_s: float) -> float:
         """The index, in expected uses per second of holding one block."""
-        worth: Floats = self._index[classes, age_bin(age_s)]
-        return worth
+        return self._index.item(kind, age_bin(age_s))
 
-    def worth_of(self, kind: int, age_s: float) -> float:
-        """`worth` of one block."""
-        if age_s < _FIRST_AGE_S:
-            return self._index.item(kind, 0)
-        age = int(_PER_OCTAVE * math.log2(age_s / _FIRST_AGE_S)) + 1
-        return self._index.item(kind, min(age, AGES - 1))
+    def worths(self, kinds: Ints, ages_s: Floats) -> Floats:
+        """`worth` of each."""
+        worths: Floats = self._index[kinds, age_bins(ages_s)]
+        return worths
 
     def _refresh(self) -> None:
         self._rows_since = 0.0
@@ -117,30 +123,38 @@ class ReuseTimes:
         counts = np.empty((len(seen), AGES + 1))
         counts[:, :AGES] = self._returned[seen]
         counts[:, AGES] = np.maximum(0, self._started[seen] - counts[:, :AGES].sum(axis=1))
-        groups = np.zeros((self._groups, AGES + 1))
-        np.add.at(groups, self._group_of[seen], counts)
+        active, group = np.unique(self._group_of[seen], return_inverse=True)
+        groups = np.zeros((len(active), AGES + 1))
+        np.add.at(groups, group, counts)
         everything = groups.sum(axis=0) + _PRIOR_REQUESTS * _prior()
         groups += _GROUP_REQUESTS * everything / everything.sum()
-        shared = groups[self._group_of[seen]]
+        shared = groups[group]
         counts += _CLASS_REQUESTS * shared / shared.sum(axis=1, keepdims=True)
-        self._index[:] = _gittins(everything[None])
-        active = np.unique(self._group_of[seen])
-        peers = np.flatnonzero(np.isin(self._group_of, active))
-        index_of = _gittins(groups[active])
-        self._index[peers] = index_of[np.searchsorted(active, self._group_of[peers])]
-        self._index[seen] = _gittins(counts)
+        index = _gittins(np.concatenate((everything[None], groups, counts)))
+        row_of_group = np.zeros(self._groups, np.int64)
+        row_of_group[active] = np.arange(1, len(active) + 1)
+        index.take(row_of_group[self._group_of], axis=0, out=self._index)
+        self._index[seen] = index[1 + len(active) :]
 
 
 def _gittins(counts: Floats) -> Floats:
     """The index per class and age. `counts` (classes, AGES + 1): returns per bin of age, and those
     that never came."""
-    returns = counts[:, :AGES]
-    waiting = counts.sum(axis=1, keepdims=True) - np.cumsum(returns, axis=1)
+    index = np.zeros((len(counts), AGES))
+    # behind the last age at which anything ever returned there is nothing to be had
+    ages = int(np.flatnonzero(counts[:, : AGES - 1].any(axis=0))[-1]) + 1
+    returns = counts[:, :ages]
+    paid = np.cumsum(returns, axis=1)
+    waiting = counts.sum(axis=1, keepdims=True) - paid
     # within a bin the returns are spread evenly; of the first one half lies behind already
-    seconds = (waiting + 0.5 * returns) * _WIDTHS_S
-    best = np.zeros_like(returns)
-    for age in range(AGES - 1):
-        paid = np.cumsum(returns[:, age : AGES - 1], axis=1) - 0.5 * returns[:, age : age + 1]
-        held = np.cumsum(seconds[:, age : AGES - 1], axis=1) - 0.5 * seconds[:, age : age + 1]
-        best[:, age] = np.max(paid / np.maximum(held, 1e-12), axis=1)
-    return best
+    seconds = (waiting + 0.5 * returns) * _WIDTHS_S[:ages]
+    held = np.cumsum(seconds, axis=1)
+    for at in range(0, len(counts), _CLASSES_AT_ONCE):
+        some = slice(at, at + _CLASSES_AT_ONCE)
+        # (class, age, horizon); a horizon before the age gives a hugely negative rate
+        pays = paid[some, None, :] - (paid[some] - 0.5 * returns[some])[:, :, None]
+        costs = held[some, None, :] - (held[some] - 0.5 * seconds[some])[:, :, None]
+        np.maximum(costs, 1e-12, out=costs)
+        pays /= costs
+        index[some, :ages] = np.maximum(pays.max(axis=2), 0.0)
+    return index

@@ -7,7 +7,7 @@ from kvstore.bench.belady import Belady
 from kvstore.bench.simulate import simulate
 from kvstore.bench.trace import Request, build, with_one_offs
 from kvstore.eviction import POLICIES, Arc, S3Fifo, Sieve, Surroundings, WTinyLfu
-from kvstore.eviction.remembered import Remembered, Traits
+from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.testing.eviction import EvictionPolicyContract, drain
 
@@ -93,24 +93,41 @@ def test_one_off_prompts_do_not_flush_what_gittins_keeps(seed):
 def test_gittins_remembers_within_bounds():
     memory = Remembered(1000)
     names = np.arange(10**6, dtype=np.uint64)
-    memory.remember(names, replace(Traits.empty(10**6), seen_s=names.astype(float)))
-    traits, known = memory.recall(names)
-    assert 0 < known.sum() <= 1 << 16
-    assert (traits.seen_s[known] == names[known]).all()
-    assert not memory.recall(names + np.uint64(10**7))[1].any()
+    for start in range(0, 10**6, 1000):
+        some = names[start : start + 1000]
+        memory.remember(some, memory.note(float(start), start % 7, 0.5, 1 + start % 9))
+    numbers = memory.recall(names)
+    known = np.flatnonzero(numbers != UNKNOWN)
+    assert 0 < len(known) <= 1 << 16
+    for i in known[::997].tolist():
+        start = i - i % 1000
+        assert memory.record(int(numbers[i])) == Record(start, start % 7, 0.5, 1 + start % 9)
+    assert (memory.recall(names + np.uint64(10**7)) == UNKNOWN).all()
+
+
+def test_records_that_were_overwritten_are_unknown():
+    memory = Remembered(0)
+    names = np.arange(2, dtype=np.uint64)
+    memory.remember(names[:1], memory.note(1.0, 1, 0.0, 1))
+    for _ in range((1 << 16) - 1):
+        last = memory.note(2.0, 2, 0.0, 2)
+    memory.remember(names[1:], last)
+    assert (memory.recall(names) != UNKNOWN).all()
+    memory.note(3.0, 3, 0.0, 3)
+    assert (memory.recall(names) == UNKNOWN).tolist() == [True, False]
 
 
 def test_the_index_is_high_before_a_use_is_due_and_low_when_it_is_overdue():
     times = ReuseTimes(np.zeros(1, np.int64))
-    kind = np.zeros(1, np.int64)
     for _ in range(5000):
         times.request(1)
-        times.started(kind)
-        times.returned(kind, np.full(1, 10.0))
-    early, due, late = times.worth(np.zeros(3, np.int64), np.array([1.0, 8.1, 200.0]))
+        times.started(0, 1)
+        times.returned(0, 10.0, 1)
+    early, due, late = (times.worth(0, age) for age in (1.0, 8.1, 200.0))
     assert due > early > 10 * late
     assert early == pytest.approx(1 / 9, rel=0.3)
-    assert times.worth_of(0, 8.1) == due
+    ages = np.array([1.0, 8.1, 200.0])
+    assert times.worths(np.zeros(3, np.int64), ages).tolist() == [early, due, late]
 
 
 def test_s3_fifo_lets_scans_pass_and_remembers_them():
