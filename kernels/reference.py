@@ -128,7 +128,35 @@ def _to_float32(x: Values) -> _Floats:
     return (x.astype(np.uint32) << 16).view(np.float32)
 
 
-def _to_bfloat16(x: _Floats) -> npt.NDArray[np.uint16]:
+def e4m3_values(codes: _Bytes) -> _Floats:
+    """What e4m3 codes stand for; 0x7f and 0xff are NaN."""
+    values: _Floats = _E4M3_VALUES[codes]
+    return values
+
+
+def e4m3_codes(x: _Floats) -> _Bytes:
+    """The nearest e4m3 codes, half to even, saturating; of NaN, any."""
+    return _E4M3.encode(np.where(np.isnan(x), np.float32(0), x))
+
+
+def e2m1_codes(x: _Floats) -> _Bytes:
+    """The nearest e2m1 codes, one per byte; as `e4m3_codes`."""
+    return _E2M1.encode(np.where(np.isnan(x), np.float32(0), x))
+
+
+def e2m1_values(codes: _Bytes) -> _Floats:
+    """What e2m1 codes, one per byte, stand for."""
+    values: _Floats = _E2M1.values()[codes]
+    return values
+
+
+def ue8m0_values(scales: _Bytes) -> _Floats:
+    """What ue8m0 scale bytes stand for; 0xff is NaN."""
+    values: _Floats = _UE8M0_VALUES[scales]
+    return values
+
+
+def to_bfloat16(x: _Floats) -> npt.NDArray[np.uint16]:
     """Round half to even; every NaN becomes 0x7fc0."""
     bits = x.view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -160,7 +188,7 @@ def dequantize_into(kind: RecordKind, rec: Records, out: Values) -> None:
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
         values = (decoded * scales[..., None]).reshape(out.shape)
     values[np.isnan(values)] = np.nan
-    out[...] = values if out.dtype == np.float32 else _to_bfloat16(values)
+    out[...] = values if out.dtype == np.float32 else to_bfloat16(values)
 
 
 def _quantize(kind: RecordKind, x: Values, out: Records | None) -> Records:

@@ -67,12 +67,23 @@ KV_HD float kv_float(kv_u32 bits) {
 #endif
 }
 
+// What host arithmetic gives. A host build that stands in for a device (KV_EMULATE_DEVICE) turns
+// every NaN into the one that a device's arithmetic makes, so that code which relies on the
+// processor's own NaN is found out.
+KV_HD float kv_host_result(float value) {
+#if defined(KV_EMULATE_DEVICE)
+    return value == value ? value : kv_float(0x7fffffffu);
+#else
+    return value;
+#endif
+}
+
 // Quotient, sum and product, each rounded once whatever the compiler's flags.
 KV_HD float kv_div(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fdiv_rn(a, b);
 #else
-    return a / b;
+    return kv_host_result(a / b);
 #endif
 }
 
@@ -80,7 +91,7 @@ KV_HD float kv_add(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fadd_rn(a, b);
 #else
-    return a + b;
+    return kv_host_result(a + b);
 #endif
 }
 
@@ -88,7 +99,7 @@ KV_HD float kv_mul(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fmul_rn(a, b);
 #else
-    return a * b;
+    return kv_host_result(a * b);
 #endif
 }
 
@@ -218,8 +229,10 @@ struct KvMxfp4 {
     KV_HD static float decode(kv_u8 code) { return kv_e2m1_decode(code); }
 };
 
-struct KvFp8 {
-    static constexpr int kGroup = 32;
+// The model's own rows have one scale per 32 channels; other engines keep fewer.
+template <int Group>
+struct KvFp8Group {
+    static constexpr int kGroup = Group;
     static constexpr int kCodeBits = 8;
     static constexpr float kAmaxFloor = 1e-4f;
 
@@ -233,6 +246,8 @@ struct KvFp8 {
     }
     KV_HD static float decode(kv_u8 code) { return kv_e4m3_decode(code); }
 };
+
+using KvFp8 = KvFp8Group<32>;
 
 // One channel read back: the code's value times the scale, rounded once to single precision.
 template <class Kind>

@@ -1,3 +1,4 @@
+import device_host
 import pytest
 
 from kernels import codec
@@ -13,3 +14,11 @@ def backend(request):
 @pytest.fixture(params=["nvfp4", "mxfp4", "fp8"])
 def kind(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def host_kernels(request):
+    """The device kernels' bodies, run on the host."""
+    if not device_host.has_compiler():
+        pytest.skip("needs g++ to run the device kernels' bodies on the host")
+    return device_host.build(request.config.cache.mkdir("device-kernels"))
