@@ -60,8 +60,6 @@ class StoreBlocks:
                 return Found()
             match = self._client.match(handle, keys)
             snapshot = None
-            if not hasattr(handle, "longest_snapshot"):
-                return Found(keys, match.hit_blocks)
             ref = handle.longest_snapshot(match, token_ids, images)
             if ref is not None:
                 position = ref.blocks * self.layout.block_tokens + ref.tail_tokens
@@ -104,8 +102,6 @@ class StoreBlocks:
         self, token_ids: TokenIds, payload: bytearray, images: Sequence[ImageSpan] = ()
     ) -> Stored:
         """Put a snapshot. One that the store will never take, or has no room for, is refused."""
-        if not hasattr(self._client, "put_snapshot"):
-            return Stored(refused_snapshots=1)
         try:
             outcome = self._client.put_snapshot(self._open(), token_ids, payload, images=images)
         except InvalidRequest as e:

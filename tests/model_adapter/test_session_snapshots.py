@@ -1,5 +1,7 @@
 """A hit whose windows are there goes on as if it had never stopped; without them it is a replay."""
 
+import time
+
 import numpy as np
 import pytest
 import tiny_checkpoint as tiny
@@ -9,6 +11,7 @@ from drafting import Coached, drafter
 from test_session_images import START, embeddings, picture, prompt
 from tiny_checkpoint import BLOCK_TOKENS, WINDOW
 
+from kvstore import PutOutcome
 from model_adapter.decoding import SamplingParams, generate
 from model_adapter.dspark import SequenceDrafts
 from model_adapter.generate import greedy
@@ -251,6 +254,26 @@ def test_a_payload_that_is_gone_or_wrong_leaves_a_replay(client, monkeypatch, ca
     gone = damage == "gone"
     replays(client, ids, 3, SnapshotOutcome.GONE if gone else SnapshotOutcome.UNUSABLE)
     assert gone or "going on without a window snapshot" in caplog.text
+
+
+def test_an_expired_one_leaves_a_replay(client):
+    ids = warmed(client)
+    handle = client.open_namespace(tiny.namespace())
+    payload = client.get_window(handle, handle.snapshot_key(ids[:101]))
+    assert client.put_snapshot(handle, ids[:101], payload, ttl_s=0.05) is PutOutcome.STORED
+    time.sleep(0.1)
+    replays(client, ids, 3, SnapshotOutcome.MISS)
+
+
+def test_a_pool_that_is_too_small_refuses_and_the_request_goes_on(tmp_path):
+    ids = tiny.prompt(101)
+    for windows in ({"budget_bytes": 0}, {"payload_bytes_max": 4096}):
+        with tiny.store(tmp_path, windows=windows) as client:
+            answer = tiny.session(client).generate(ids, TOKENS)
+            report = answer.report
+        assert (report.stored_snapshots, report.refused_snapshots) == (0, 2)
+        assert report.store_error is None
+        assert len(answer.token_ids) == TOKENS
 
 
 def test_one_of_another_mode_or_dtype_is_a_miss(client, tmp_path):

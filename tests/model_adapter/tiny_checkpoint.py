@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from fake_windows import FakeWindows
 
 import kvstore
 from model_adapter.generate import greedy
@@ -51,7 +50,7 @@ def store(directory: Path, **settings):
         "ssd": {"budget_bytes": "16MiB", "segment_bytes": "1MiB", "free_floor_bytes": 0},
     }
     with kvstore.connect(f"file://{directory}", **(small | settings)) as client:
-        yield client if hasattr(client, "put_snapshot") else FakeWindows(client)
+        yield client
 
 
 def session(client, **options) -> CachedSession:
