@@ -7,6 +7,7 @@ import typer
 from model_adapter.commands.check_golden import check_golden
 from model_adapter.commands.estimate import estimate
 from model_adapter.commands.generate import generate
+from model_adapter.commands.handover import decode, prefill
 from model_adapter.commands.make_checkpoint import make_checkpoint
 from model_adapter.commands.serve import serve
 
@@ -15,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (generate, serve, make_checkpoint, check_golden, estimate):
+for command in (generate, serve, prefill, decode, make_checkpoint, check_golden, estimate):
     app.command()(command)
 
 
@@ -28,7 +29,7 @@ def main() -> None:
         app()
     except (AdapterError, KVStoreError) as e:
         print(f"ds41f: {e}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(e, "exit_status", 2))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@
     ├── InputError            token ids, hit lengths or modes that can't be right
     │   ├── ChatError         a message, role, tool or option that the chat format has no place for
     │   └── ImageError        a picture that can't be read, or images that don't fit their prompt
+    ├── HandoverError         a request is not handed over from prefill to decode
+    │   ├── HandoverLost      something did not come, or was not taken, in time: retry
+    │   └── HandoverUnusable  it came and can't be used: recompute
     └── GoldenError           a golden directory lacks what a comparison needs
 """
 
@@ -64,6 +67,24 @@ class ChatError(InputError):
 
 class ImageError(InputError):
     """A picture that can't be read or is too large, or images that don't fit their prompt."""
+
+
+class HandoverError(AdapterError):
+    """A request is not handed over from prefill to decode. `exit_status`: of the command line."""
+
+    exit_status = 2
+
+
+class HandoverLost(HandoverError):
+    """A part of it did not come, or was not taken, in time; run the prefill again and retry."""
+
+    exit_status = 3
+
+
+class HandoverUnusable(HandoverError):
+    """What came can't be used, or blocks that belong to it have gone; recompute."""
+
+    exit_status = 4
 
 
 class GoldenError(AdapterError):

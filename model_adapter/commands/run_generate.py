@@ -1,6 +1,7 @@
 """What `ds41f generate` does; apart from its flags, so that `--help` loads no torch."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,13 @@ from kvstore.errors import Unavailable
 from model_adapter.errors import InputError
 from model_adapter.model import Model
 from model_adapter.replay import Mode
-from model_adapter.session import CachedSession, Generation, StoreBlocks, namespace_of
+from model_adapter.session import (
+    CachedSession,
+    Generation,
+    RequestReport,
+    StoreBlocks,
+    namespace_of,
+)
 from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -39,28 +46,34 @@ def parse_bytes(text: str) -> int:
         raise InputError(f"{text!r} is no size in bytes; write 512MiB or 4GiB") from None
 
 
-def report_table(generation: Generation) -> Table:
-    """What was hit, replayed, computed, moved, and how long it took."""
-    r = generation.report
+def report_table(generation: Generation, more: Mapping[str, str] | None = None) -> Table:
+    """What was hit, replayed, computed, moved, and how long it took; `more` rows before that."""
     table = Table(show_header=False, box=None)
+    for name, value in {**(more or {}), **report_rows(generation.report)}.items():
+        table.add_row(name, value)
+    return table
+
+
+def report_rows(r: RequestReport) -> dict[str, str]:
+    """A report in words."""
     rows = {
         "prompt": f"{r.prompt_tokens} tokens",
         "prefix": r.outcome.value,
         "hit": f"{r.hit_tokens} tokens ({r.tiers})",
+        "snapshot": r.snapshot.value,
         "replayed": f"{r.replayed_tokens} tokens",
         "computed": f"{r.encoder_positions} encoder, {r.decoder_positions} decoder positions",
         "time to first token": f"{r.ttft_s:.3f} s, of which {r.fetch_s * 1e3:.1f} ms the store",
         "generated": f"{r.generated_tokens} tokens in {r.total_s:.3f} s",
         "fetched": f"{r.fetched_bytes:,} B",
         "stored": f"{r.stored_bytes:,} B in {r.stored_blocks} blocks, {r.present_blocks} present",
+        "snapshots": f"{r.snapshot_bytes:,} B fetched, {r.stored_snapshots} stored",
     }
-    if r.refused_blocks:
-        rows["refused"] = f"{r.refused_blocks} blocks"
+    if r.refused_blocks or r.refused_snapshots:
+        rows["refused"] = f"{r.refused_blocks} blocks, {r.refused_snapshots} snapshots"
     if r.store_error:
         rows["store lost"] = r.store_error
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return rows
 
 
 def _connect(store: str | None, deadline_s: float) -> kvstore.Client | None:

@@ -70,8 +70,8 @@ class Request:
         self.way = way
         self.ids = ids
         self.cache: SequenceCache
+        self.spans = [placed.span for placed in images]
         self._images = images
-        self._spans = [placed.span for placed in images]
         self._drafts = drafts
         self._observer: Observer | None = drafts.observer if drafts else None
         self._stopped = stopped or (lambda: False)
@@ -141,12 +141,16 @@ class Request:
             return
         start = time.perf_counter()
         self._snapshot_at = position
-        windows = self._drafts.windows.layers if self._drafts else ()
-        step = source.layout.block_tokens
-        payload = self.cache.to_snapshot(step, self.way.computed, windows)
         ids = self.cache.token_ids.astype(np.uint32)
-        self._stored += source.store_snapshot(ids, payload, self._spans)
+        self._stored += source.store_snapshot(ids, self.snapshot(), self.spans)
         self._store_s += time.perf_counter() - start
+
+    def snapshot(self) -> bytearray:
+        """The state where the sequence stands now. The session has a source."""
+        assert self.way.source is not None
+        windows = self._drafts.windows.layers if self._drafts else ()
+        step = self.way.source.layout.block_tokens
+        return self.cache.to_snapshot(step, self.way.computed, windows)
 
     @property
     def stored(self) -> Stored:
@@ -189,7 +193,7 @@ class Request:
             return Prefix(way.model.new_cache(), PrefixOutcome.NO_STORE)
         snapshots = way.computed if way.snapshots else None
         return PrefixTaker(way.model, way.source, snapshots).take(
-            self.ids, self._spans, self._drafts
+            self.ids, self.spans, self._drafts
         )
 
     def _adopt(self, prefix: Prefix) -> None:
@@ -235,6 +239,6 @@ class Request:
             return
         start = time.perf_counter()
         ids = cache.token_ids.astype(np.uint32)
-        self._stored += source.store(ids, self._stored_upto, cache, self._spans)
+        self._stored += source.store(ids, self._stored_upto, cache, self.spans)
         self._stored_upto = full
         self._store_s += time.perf_counter() - start

@@ -68,11 +68,14 @@ class StoreBlocks:
         except KVStoreError as e:
             return Found(error=self._lost("looking up a prefix", e))
 
-    def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
-        """Lease the blocks and read them batch by batch, up to the first that is not there."""
+    def load(self, found: Found, blocks: int, cache: SequenceCache, first: int = 0) -> Loaded:
+        """Lease the blocks and read them batch by batch, up to the first that is not there.
+
+        `first`: of the blocks, those before it being in the cache already.
+        """
         tiers: Counter[Tier] = Counter()
         loaded, error = 0, None
-        keys = found.keys[:blocks]
+        keys = found.keys[first:blocks]
         try:
             with self._client.acquire(self._open(), keys) as lease:
                 granted = keys[: lease.blocks]
@@ -81,7 +84,7 @@ class StoreBlocks:
                     for data in self._client.read(lease, batch):
                         if data.outcome is not Outcome.HIT:
                             return self._loaded(loaded, tiers)
-                        cache.load_block(loaded, self.layout.block_tokens, data.sections)
+                        cache.load_block(first + loaded, self.layout.block_tokens, data.sections)
                         tiers[data.tier] += 1
                         loaded += 1
         except KVStoreError as e:
