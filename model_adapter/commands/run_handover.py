@@ -26,11 +26,12 @@ from model_adapter.handover import (
     HandedOver,
     Received,
     Sampling,
+    Waiting,
+    announced,
     continued,
     hand_over,
     receive,
 )
-from model_adapter.handover.decode_side import announced
 from model_adapter.handover.record import PROMPT_SUFFIX
 from model_adapter.model import Model
 from model_adapter.replay import Mode
@@ -114,18 +115,18 @@ def prefill(
 
 def decode(node: Node, how: Answering, prompt_file: Path | None, sampling: Sampling) -> None:
     """Wait, go on, print the answer on stdout and what it took on stderr."""
-    ends_s = time.monotonic() + how.wait_s
+    since = time.monotonic()
     own = None
     if prompt_file is not None:
         own = Announcement(_encoded(node, read_prompt(prompt_file)), (), sampling)
     model = node.model()
     namespace = node.namespace(model)
-    with _connected(node, how, ends_s, own) as client:
+    with _connected(node, how, since, own) as client:
         session = CachedSession(
             model, StoreBlocks(client, namespace) if client else None, node.mode
         )
         answer = _Answer(node, how, session, client, namespace, own)
-        generation = answer.run(ends_s)
+        generation = answer.run(since)
         if client and not how.keep and generation.token_ids:
             _drop(client, namespace, node.request_id)
     if not how.ids:
@@ -151,10 +152,10 @@ class _Answer:
         self._stop_ids = (session.model.config.eos_token,)
         self.rows: dict[str, str] = {}
 
-    def run(self, ends_s: float) -> Generation:
+    def run(self, since: float) -> Generation:
         """Go on from the hand-over, or else, where that is wanted, compute from the prompt."""
         try:
-            return self._taken_over(ends_s)
+            return self._taken_over(since)
         except HandoverError as e:
             if not self._how.recompute:
                 raise
@@ -165,15 +166,15 @@ class _Answer:
             self.rows["handed over"] = f"no; recomputed ({type(e).__name__})"
             return self._recomputed(self._prompt)
 
-    def _taken_over(self, ends_s: float) -> Generation:
+    def _taken_over(self, since: float) -> Generation:
         if self._client is None:
             raise HandoverLost(f"{self._node.request_id}: the store can't be reached; retry")
-        name, drafts = self._node.request_id, self._node.drafts(self._session.model)
-        prompt = announced(self._client, self._namespace, name, _left_s(ends_s))
-        self._prompt = prompt
-        received = receive(
-            *(self._session, self._client, self._namespace, name, prompt, _left_s(ends_s)), drafts
+        drafts = self._node.drafts(self._session.model)
+        waiting = Waiting(
+            *(self._client, self._namespace, self._node.request_id, self._how.wait_s, since)
         )
+        prompt = self._prompt = announced(waiting)
+        received = receive(waiting, self._session, prompt, drafts)
         self.rows |= _received_rows(received)
         request = self._session.request(prompt.token_ids, self._how.max_tokens, drafts=drafts)
         request.go_on(received.prefix)
@@ -210,7 +211,7 @@ def _from_logits(sampling: Sampling, drafts: SequenceDrafts | None) -> Decode:
 
 @contextmanager
 def _connected(
-    node: Node, how: Answering, ends_s: float, own: Announcement | None
+    node: Node, how: Answering, since: float, own: Announcement | None
 ) -> Generator[Client | None]:
     """A client, as soon as the store is there; None where it is not in time and the prompt is known
     without it."""
@@ -219,8 +220,9 @@ def _connected(
             client = kvstore.connect(node.store, deadline_s=node.deadline_s)
             break
         except Unavailable as e:
-            if time.monotonic() < ends_s:
-                time.sleep(min(_CONNECT_PAUSE_S, _left_s(ends_s)))
+            left_s = since + how.wait_s - time.monotonic()
+            if left_s > 0:
+                time.sleep(min(_CONNECT_PAUSE_S, left_s))
                 continue
             if how.recompute and own is not None:
                 logger.warning("going on without the store: %s", e)
@@ -231,10 +233,6 @@ def _connected(
             ) from e
     with client:
         yield client
-
-
-def _left_s(ends_s: float) -> float:
-    return max(0.0, ends_s - time.monotonic())
 
 
 def _drop(client: Client, namespace: Namespace, request_id: str) -> None:

@@ -7,7 +7,7 @@ up and goes on; its tokens are those of one process. `docs/handover.md` has the 
 happens when either side or the store dies.
 """
 
-from model_adapter.handover.decode_side import Received, continued, receive
+from model_adapter.handover.decode_side import Received, Waiting, announced, continued, receive
 from model_adapter.handover.prefill_side import HandedOver, hand_over
 from model_adapter.handover.record import Announcement, HandoverRecord, Sampling
 
@@ -17,6 +17,8 @@ __all__ = [
     "HandoverRecord",
     "Received",
     "Sampling",
+    "Waiting",
+    "announced",
     "continued",
     "hand_over",
     "receive",

@@ -59,31 +59,37 @@ class _Fetched:
     loaded: Loaded = field(default_factory=Loaded)
 
 
-class _Waiter:
-    """Waits for both parts of a hand-over until `ends_s` on the monotonic clock.
+class Waiting:
+    """Waits for the parts of one request's hand-over, for `wait_s` seconds in all from `since` on
+    (`time.monotonic`; now without).
 
     A store that goes away meanwhile is asked again until then: whoever restarts it may run the
     prefill again, under the same name.
     """
 
     def __init__(
-        self, client: Client, namespace: Namespace, request_id: str, wait_s: float
+        self,
+        client: Client,
+        namespace: Namespace,
+        request_id: str,
+        wait_s: float,
+        since: float | None = None,
     ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._request_id = request_id
-        self._wait_s = wait_s
-        self._ends_s = time.monotonic() + wait_s
-        self._error = ""
+        self.client = client
+        self.namespace = namespace
+        self.request_id = request_id
         self.handle: NamespaceHandle | None = None
+        self._wait_s = wait_s
+        self._ends_s = (time.monotonic() if since is None else since) + wait_s
+        self._error = ""
 
     def part(self, suffix: str, at_most_s: float | None = None) -> bytes | None:
         """One part; None after `at_most_s`. Raises `HandoverLost` at the end of all waiting."""
         step_s = self._left_s() if at_most_s is None else min(at_most_s, self._left_s())
         try:
             if self.handle is None:
-                self.handle = self._client.open_namespace(self._namespace)
-            return self._client.wait_handover(self.handle, self._request_id + suffix, step_s)
+                self.handle = self.client.open_namespace(self.namespace)
+            return self.client.wait_handover(self.handle, self.request_id + suffix, step_s)
         except KVStoreError as e:
             self._error = f"; the store: {e}"
             self.handle = None
@@ -94,7 +100,7 @@ class _Waiter:
         """Raise `HandoverLost` where the time is up."""
         if not self._left_s():
             raise HandoverLost(
-                f"{what} of {self._request_id} did not come within {self._wait_s:g} s"
+                f"{what} of {self.request_id} did not come within {self._wait_s:g} s"
                 f"{self._error}: its prefill runs still, has died or never began, or it has "
                 "expired; run the prefill again and retry, or decode with --recompute"
             )
@@ -103,48 +109,40 @@ class _Waiter:
         return max(0.0, self._ends_s - time.monotonic())
 
 
-def announced(client: Client, namespace: Namespace, request_id: str, wait_s: float) -> Announcement:
+def announced(waiting: Waiting) -> Announcement:
     """The prompt of a request, as soon as its prefill has begun.
 
-    Raises `HandoverLost` where it did not within `wait_s`, `HandoverUnusable` where it can't be
-    read.
+    Raises `HandoverLost` where it did not in time, `HandoverUnusable` where it can't be read.
     """
-    waiter = _Waiter(client, namespace, request_id, wait_s)
-    while (payload := waiter.part(PROMPT_SUFFIX)) is None:
-        waiter.check("the prompt")
+    while (payload := waiting.part(PROMPT_SUFFIX)) is None:
+        waiting.check("the prompt")
     try:
         return Announcement.from_bytes(payload)
     except SnapshotError as e:
-        raise HandoverUnusable(f"{request_id}: {e}; give the prompt and --recompute") from e
+        name = waiting.request_id
+        raise HandoverUnusable(f"{name}: {e}; give the prompt and --recompute") from e
 
 
 def receive(
+    waiting: Waiting,
     session: CachedSession,
-    client: Client,
-    namespace: Namespace,
-    request_id: str,
     prompt: Announcement,
-    wait_s: float,
     drafts: SequenceDrafts | None = None,
 ) -> Received:
     """Fetch a request's blocks as they appear, and its record; restore the state behind its prompt.
 
-    Raises `HandoverLost` where the record did not come within `wait_s`, `HandoverUnusable` where
-    it, or a block before it, can't be used: decode anew from the prompt then.
+    Raises `HandoverLost` where the record did not come in time, `HandoverUnusable` where it, or a
+    block before it, can't be used: decode anew from the prompt then.
     """
     start = time.perf_counter()
-    waiter = _Waiter(client, namespace, request_id, wait_s)
-    source = StoreBlocks(client, namespace)
+    source = StoreBlocks(waiting.client, waiting.namespace)
     fetched = _Fetched(session.model.new_cache())
     fetched.cache.reserve(len(prompt.token_ids))
-    while (payload := waiter.part("", POLL_S)) is None:
-        waiter.check("the hand-over")
+    while (payload := waiting.part("", POLL_S)) is None:
+        waiting.check("the hand-over")
         _fetch(source, fetched, prompt.token_ids, prompt.images)
     waited_s, early = time.perf_counter() - start, fetched.blocks
-    assert waiter.handle is not None
-    prefix, record = _taken_up(
-        *(session, source, fetched, waiter.handle, prompt, payload, request_id, drafts)
-    )
+    prefix, record = _taken_up(waiting, session, source, fetched, prompt, payload, drafts)
     return Received(prefix, record, prompt.token_ids, early, waited_s, len(payload))
 
 
@@ -164,19 +162,19 @@ def _fetch(
 
 
 def _taken_up(
+    waiting: Waiting,
     session: CachedSession,
     source: StoreBlocks,
     fetched: _Fetched,
-    handle: NamespaceHandle,
     prompt: Announcement,
     payload: bytes,
-    request_id: str,
     drafts: SequenceDrafts | None,
 ) -> tuple[Prefix, HandoverRecord]:
-    ids, images = prompt.token_ids, prompt.images
+    ids, images, request_id = prompt.token_ids, prompt.images, waiting.request_id
+    assert waiting.handle is not None
     try:
         record = HandoverRecord.from_bytes(payload)
-        if record.prompt_key != handle.snapshot_key(ids, images):
+        if record.prompt_key != waiting.handle.snapshot_key(ids, images):
             raise SnapshotError("the hand-over record is another prompt's than the announced one")
         computed = Computed(session.model.weights.dtype, session.mode)
         snapshot = read_snapshot(

@@ -21,11 +21,12 @@ from model_adapter.handover import (
     Announcement,
     HandoverRecord,
     Sampling,
+    Waiting,
+    announced,
     continued,
     hand_over,
     receive,
 )
-from model_adapter.handover.decode_side import announced
 from model_adapter.handover.record import PROMPT_SUFFIX, RECORD_HEAD_BYTES
 from model_adapter.session import CachedSession, SnapshotOutcome, StoreBlocks
 from model_adapter.sizes import estimate
@@ -54,9 +55,8 @@ def handed(client, params=GREEDY, ids=IDS, speculate=False, **options):
 
 
 def received(client, drafts=None, wait_s=5.0, session=None):
-    session = session or tiny.session(client)
-    ask = announced(client, tiny.namespace(), "r", wait_s)
-    return receive(session, client, tiny.namespace(), "r", ask, wait_s, drafts)
+    waiting = Waiting(client, tiny.namespace(), "r", wait_s)
+    return receive(waiting, session or tiny.session(client), announced(waiting), drafts)
 
 
 def answered(client, speculate=False, tokens=TOKENS, stop_ids=()):
