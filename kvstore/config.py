@@ -53,6 +53,35 @@ class DramConfig(_Settings):
     held_fraction_max: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+class HbmConfig(_Settings):
+    """The pools in devices' memory.
+
+    `device`: `cupy`, CUDA devices through CuPy, an error where there are none; `auto`, the same
+    where there are some, else no tier; `simulated`, host memory behind a device's rules, for tests
+    and demonstrations; `off`. `devices`: which, by index. `budget_bytes`: of each of them, taken
+    once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and demotion
+    at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the tier is
+    given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
+    `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`: how much of
+    the pools readers on this host may keep from eviction with their leases.
+    """
+
+    device: Literal["auto", "cupy", "simulated", "off"] = "auto"
+    devices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
+    budget_bytes: Annotated[Bytes, Field(ge=4 * _KIB)] = 1 * _GIB
+    copy_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
+    copy_s_max: Seconds = 10.0
+    candidates_max: Count = 65_536
+    copy_workers: Count = 2
+    held_fraction_max: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @model_validator(mode="after")
+    def _once_each(self) -> "HbmConfig":
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices {list(self.devices)} names one of them twice")
+        return self
+
+
 class SsdConfig(_Settings):
     """The log of segments and its index.
 
@@ -180,9 +209,10 @@ class LimitsConfig(_Settings):
 
 
 class StoreConfig(_Settings):
-    """One store. `dir`: where the SSD tier lives; without it (or without `ssd`) DRAM is all."""
+    """One store. `dir`: where the SSD tier lives; without it (or without `ssd`) there is none."""
 
     dir: Path | None = None
+    hbm: HbmConfig = HbmConfig()
     dram: DramConfig = DramConfig()
     ssd: SsdConfig | None = SsdConfig()
     windows: WindowsConfig = WindowsConfig()

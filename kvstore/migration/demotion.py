@@ -36,7 +36,8 @@ class Demotion:
                 if not self._lifetime.evict_one(wall_s):
                     return False
                 continue
-            row = r.dram_policy.victim(r.may_leave_store)
+            victims = (policy.victim(r.may_leave_store) for policy in (r.dram_policy, r.hbm_policy))
+            row = next((victim for victim in victims if victim is not None), None)
             if row is None:
                 return False
             r.drop(row)

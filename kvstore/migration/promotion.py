@@ -1,10 +1,11 @@
-"""Loads from SSD: which block is on its way, into which memory, and what becomes of it.
+"""Loads into DRAM: which block is on its way, from where, to where, and what becomes of it.
 
-A block that two readers want is read once. It is read straight into a slot of the arena, or, where
-nothing can leave DRAM, into a bounce buffer that the driver provides; then it stays on SSD alone.
+A block that two readers want is read once, from HBM if that has it, else from SSD. It is read
+straight into a slot of the arena, or, where nothing can leave DRAM, into a bounce buffer that the
+driver provides; then it stays where it was alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.block import Tier
@@ -16,41 +17,64 @@ from kvstore.tiers.base import Location, Slot
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One frame on its way. `slot` is None where it goes into a bounce buffer."""
+    """One frame on its way. It comes from `location` on SSD, or from `source` in HBM; the other is
+    None. `slot` is None where it goes into a bounce buffer."""
 
     row: int
     key: bytes
     namespace_id: bytes
-    location: Location
+    location: Location | None
+    source: Slot | None
     length: int
     slot: Slot | None
     readers: int = field(default=1)
 
 
 class Promotion:
-    """Loads under way. Rows stay pinned, and segments undeleted, until `finish`."""
+    """Loads under way. Rows stay pinned, and segments undeleted, until `finish`. `nominate`, where
+    there is HBM, is told of rows that DRAM has now."""
 
     def __init__(self, residency: Residency, demotion: Demotion) -> None:
         self._residency, self._demotion = residency, demotion
         self._into_dram: dict[int, Load] = {}
         self._bounced = 0
         self._reads_by_segment: dict[int, int] = {}
+        self.nominate: Callable[[Sequence[int]], None] | None = None
 
     def __len__(self) -> int:
         return len(self._into_dram) + self._bounced
 
     def begin_check(self, row: int, namespace_id: bytes) -> Load:
         """A load past DRAM, of a row that the SSD holds, to look at its copy there."""
-        r = self._residency
-        r.pin([row])
-        return self._load(row, namespace_id, None)
+        self._residency.pin([row])
+        return self._load(row, namespace_id, None, self._residency.location_of(row), None)
 
-    def _load(self, row: int, namespace_id: bytes, slot: Slot | None) -> Load:
+    def begin_hbm_check(self, row: int, namespace_id: bytes) -> Load:
+        """The same, of a row that HBM holds."""
+        source = self._hold_hbm(row)
+        return self._load(row, namespace_id, None, None, source)
+
+    def _hold_hbm(self, row: int) -> Slot:
+        r = self._residency
+        source = r.hbm_slot_of(row)
+        r.hbm_users.use(source)
+        r.pin([row])
+        return source
+
+    def _load(
+        self,
+        row: int,
+        namespace_id: bytes,
+        slot: Slot | None,
+        location: Location | None,
+        source: Slot | None,
+    ) -> Load:
         index = self._residency.index
-        location = self._residency.location_of(row)
-        reads = self._reads_by_segment
-        reads[location.segment] = reads.get(location.segment, 0) + 1
-        load = Load(row, index.keys[row], namespace_id, location, index.stored_bytes[row], slot)
+        if location is not None:
+            reads = self._reads_by_segment
+            reads[location.segment] = reads.get(location.segment, 0) + 1
+        length = index.stored_bytes[row]
+        load = Load(row, index.keys[row], namespace_id, location, source, length, slot)
         if slot is None:
             self._bounced += 1
         else:
@@ -58,28 +82,48 @@ class Promotion:
         return load
 
     def begin(self, row: int, namespace_id: bytes) -> tuple[Load, bool]:
-        """A load of a row that the SSD holds and DRAM does not, and whether it is a new one, which
-        the driver has to execute; one under way gets another reader."""
+        """A load of a row that HBM or the SSD holds and DRAM does not, and whether it is a new one,
+        which the driver has to execute; one under way gets another reader."""
         load = self._into_dram.get(row)
         if load is not None:
             load.readers += 1
             return load, False
         r = self._residency
-        # pinned first, so that making room for the block does not evict it
+        # held first, so that making room for the block does not evict it
+        if r.index.tiers[row] & Tier.HBM:
+            source = self._hold_hbm(row)
+            slot = self._demotion.slot(r.index.stored_bytes[row])
+            return self._load(row, namespace_id, slot, None, source), True
         r.pin([row])
         slot = self._demotion.slot(r.index.stored_bytes[row])
-        return self._load(row, namespace_id, slot), True
+        return self._load(row, namespace_id, slot, r.location_of(row), None), True
+
+    def begin_copy_back(self, row: int, namespace_id: bytes) -> Load | None:
+        """A load of a row that HBM holds and DRAM does not, for no reader; None where one is under
+        way already, or DRAM has no room."""
+        if row in self._into_dram:
+            return None
+        r = self._residency
+        source = self._hold_hbm(row)
+        slot = self._demotion.slot(r.index.stored_bytes[row])
+        if slot is None:
+            r.hbm_users.end_use(source)
+            r.unpin([row])
+            return None
+        load = self._load(row, namespace_id, slot, None, source)
+        load.readers = 0
+        return load
 
     def finish(self, load: Load, corrupt: object = None, lost: bool = False) -> bool:
-        """The read is over: with right bytes, with `corrupt` ones, or `lost` to a disk error.
-        Returns whether the bytes may be used. If so and they lie in `load.slot`, each of
+        """The read is over: with right bytes, with `corrupt` ones, or `lost` to an error of disk or
+        device. Returns whether the bytes may be used. If so and they lie in `load.slot`, each of
         `load.readers` is a user of it now, whatever became of the block meanwhile."""
         r, row = self._residency, load.row
-        self._end_read(load.location.segment)
-        current = r.index.state[row] == READY and bool(r.index.tiers[row] & Tier.SSD)
         good = corrupt is None and not lost
-        if corrupt is not None and current and r.location_of(row) == load.location:
-            r.quarantine(row, Tier.SSD, corrupt)
+        if load.source is not None:
+            current = self._end_hbm(load, load.source, corrupt, lost)
+        else:
+            current = self._end_ssd(load, corrupt)
         if load.slot is None:
             self._bounced -= 1
         else:
@@ -88,13 +132,50 @@ class Promotion:
         r.unpin([row])
         return good
 
+    def _end_ssd(self, load: Load, corrupt: object) -> bool:
+        """Whether the SSD still has the block."""
+        r, row = self._residency, load.row
+        assert load.location is not None
+        self._end_read(load.location.segment)
+        current = r.index.state[row] == READY and bool(r.index.tiers[row] & Tier.SSD)
+        if corrupt is not None and current and r.location_of(row) == load.location:
+            r.quarantine(row, Tier.SSD, corrupt)
+        return current
+
+    def _end_hbm(self, load: Load, source: Slot, corrupt: object, lost: bool) -> bool:
+        """Whether HBM still has the block. A copy that can't be read back is as good as none."""
+        r, row = self._residency, load.row
+        r.hbm_users.end_use(source)
+        current = self.is_in_hbm(row, source)
+        if current and corrupt is not None:
+            r.quarantine(row, Tier.HBM, corrupt)
+        elif current and lost:
+            r.lose(row, Tier.HBM)
+        return current
+
+    def is_in_hbm(self, row: int, slot: Slot) -> bool:
+        """Whether the row is READY and that slot is its."""
+        index = self._residency.index
+        there = index.state[row] == READY and index.tiers[row] & Tier.HBM
+        return bool(there) and self._residency.hbm_slot_of(row) == slot
+
+    def abandon(self, load: Load) -> None:
+        """The device hangs in the load, and may write into its slot at any time."""
+        r = self._residency
+        if load.slot is None:
+            self._bounced -= 1
+        else:
+            del self._into_dram[load.row]
+            r.dram_users.abandon(load.slot)
+        r.unpin([load.row])
+
     def _settle_slot(self, load: Load, slot: Slot, good: bool, current: bool) -> None:
         r, row = self._residency, load.row
         for _ in range(load.readers if good else 0):
             r.use(slot)
         if good and current and not r.index.tiers[row] & Tier.DRAM:
             r.enter_dram(row, slot)
-            r.metrics.add("promoted_blocks")
+            r.metrics.add("promoted_blocks" if load.source is None else "copied_back_blocks")
         else:
             r.free_slot(slot)
 
@@ -106,6 +187,8 @@ class Promotion:
         # a block may have left while its load was on the way
         there = [row for row in rows if r.index.tiers[row] & Tier.DRAM]
         r.policies.arrived(there, Tier.DRAM)
+        if self.nominate is not None:
+            self.nominate(sorted(there, key=r.index.depth.__getitem__))
 
     def _end_read(self, segment: int) -> None:
         left = self._reads_by_segment[segment] - 1
@@ -125,6 +208,8 @@ class Promotion:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where loads and their pins disagree."""
-        assert sum(self._reads_by_segment.values()) == len(self), "reads per segment are off"
+        from_ssd = sum(load.location is not None for load in self._into_dram.values())
+        in_all = sum(self._reads_by_segment.values())
+        assert from_ssd <= in_all <= from_ssd + self._bounced, "reads per segment are off"
         for row in self._into_dram:
             assert self._residency.index.pins[row], f"row {row} is loading and not pinned"

@@ -157,7 +157,8 @@ class Residency:
         self.free_slot(slot)
 
     def enter_hbm(self, row: int, slot: Slot) -> None:
-        """A READY row's bytes now lie in `slot` too. MUST be followed by `touch_hbm`."""
+        """A READY row's bytes now lie in `slot` too. It MUST be told as arrived after
+        (`policies.arrived`)."""
         index = self.index
         assert index.state[row] == READY
         assert not index.tiers[row] & _HBM
@@ -252,10 +253,6 @@ class Residency:
             self.forget(row)
             for policy in self.policies.of.values():
                 policy.cool(unreachable)
-
-    def touch_hbm(self, rows: Sequence[int]) -> None:
-        """Rows entered HBM: its policy is to know where in their chains they stand."""
-        self.policies.arrived(rows, Tier.HBM)
 
     # durability
 

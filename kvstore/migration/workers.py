@@ -1,7 +1,8 @@
 """What runs off the core thread: transfers, checksums, copies. No function here touches the core.
 
-Three lanes with threads of their own, so that a slow disk does not keep checksums waiting: `LOG`
-(one thread: the log is written by one hand), `READ` (reads from SSD) and `BYTES` (memory only).
+Lanes with threads of their own, so that a slow disk does not keep checksums waiting: `LOG` (one
+thread: the log is written by one hand), `READ` (reads from SSD), `BYTES` (memory only) and `DEVICE`
+(copies to and from HBM).
 """
 
 import asyncio
@@ -47,6 +48,7 @@ class Lane(Enum):
     LOG = "log"
     READ = "read"
     BYTES = "bytes"
+    DEVICE = "device"
 
 
 class Workers(Protocol):
@@ -62,9 +64,9 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """`Workers` on threads."""
+    """`Workers` on threads, which start when there is something to do."""
 
-    def __init__(self, config: MigrationConfig) -> None:
+    def __init__(self, config: MigrationConfig, device_threads: int = 1) -> None:
         self._closed = False
         self._pools = {
             lane: ThreadPoolExecutor(threads, thread_name_prefix=f"kvstore-{lane.value}")
@@ -72,6 +74,7 @@ class ThreadWorkers:
                 (Lane.LOG, 1),
                 (Lane.READ, config.read_workers),
                 (Lane.BYTES, config.verify_workers),
+                (Lane.DEVICE, device_threads),
             )
         }
 
@@ -154,15 +157,16 @@ class Loaded:
 def read_loads(
     ssd: LogTier, loads: Sequence[Load], frames: Sequence[memoryview]
 ) -> tuple[list[Loaded], float]:
-    """Read frames from SSD, each into its memory, and verify each while others are on their way.
-    Also the seconds that took."""
+    """Read frames that lie on SSD, each into its memory, and verify each while others are on their
+    way. Also the seconds that took."""
     began = time.perf_counter()
     wrong: list[Exception | None] = [None] * len(loads)
 
     def verify(i: int) -> None:
         wrong[i] = verify_frame(frames[i], loads[i].key, loads[i].namespace_id)
 
-    items = [ReadItem(load.location, frame) for load, frame in zip(loads, frames, strict=True)]
+    places = [load.location for load in loads if load.location is not None]
+    items = [ReadItem(place, frame) for place, frame in zip(places, frames, strict=True)]
     errors = ssd.read_batch(items, verify)
     seconds = time.perf_counter() - began
     return [

@@ -12,9 +12,11 @@ from kvstore.index import READY
 from kvstore.migration.promotion import Load
 from kvstore.migration.workers import Lane, Loaded, read_loads
 from kvstore.store.driver import Driver
+from kvstore.store.hbm import Hbm
 from kvstore.store.types import VerifyReport
 from kvstore.tiers.base import LogTier, Slot, SlotTier
 from kvstore.tiers.frame import FrameError, verify_frame
+from kvstore.tiers.hbm.device import DeviceError, DeviceHangs
 from kvstore.tiers.ssd.files import aligned_buffer
 
 _CHUNK_BYTES = 8 << 20
@@ -25,20 +27,26 @@ class Audit:
     """One run of `verify`, or a look at one block. Takes `_CHUNK_BYTES` of memory, and reads beside
     the traffic; what the disk does not give within `limits.disk_wait_s_max` is unreadable."""
 
-    def __init__(self, driver: Driver, dram: SlotTier, ssd: LogTier | None) -> None:
-        self._driver, self._dram, self._ssd = driver, dram, ssd
-        self._frames = {Tier.DRAM: 0, Tier.SSD: 0}
-        self._payload = {Tier.DRAM: 0, Tier.SSD: 0}
+    def __init__(
+        self, driver: Driver, dram: SlotTier, ssd: LogTier | None, hbm: Hbm | None = None
+    ) -> None:
+        self._driver, self._dram, self._ssd, self._hbm = driver, dram, ssd, hbm
+        tiers = [Tier.HBM] * (hbm is not None) + [Tier.DRAM, Tier.SSD]
+        self._frames = dict.fromkeys(tiers, 0)
+        self._payload = dict.fromkeys(tiers, 0)
         self._corrupt: dict[bytes, None] = {}
         self._unreadable = 0
 
     async def run(self, progress: Progress | None) -> VerifyReport:
         """Check all frames that are there now, in the order in which they lie on the disk."""
         index = self._driver.core.index
-        in_dram = [index.keys[row] for row in index.rows_on(Tier.DRAM).tolist()]
+        in_hbm, in_dram = (
+            [index.keys[row] for row in index.rows_on(tier).tolist()]
+            for tier in (Tier.HBM, Tier.DRAM)
+        )
         on_ssd = [index.keys[row] for row in self._disk_order()]
-        total, done = len(in_dram) + len(on_ssd), 0
-        for tier, keys in ((Tier.DRAM, in_dram), (Tier.SSD, on_ssd)):
+        total, done = len(in_hbm) + len(in_dram) + len(on_ssd), 0
+        for tier, keys in ((Tier.HBM, in_hbm), (Tier.DRAM, in_dram), (Tier.SSD, on_ssd)):
             for chunk in self._chunks(keys):
                 await self._check(tier, chunk)
                 done += len(chunk)
@@ -48,8 +56,8 @@ class Audit:
 
     async def check_block(self, key: bytes) -> None:
         """Check one block wherever it lies."""
-        await self._check(Tier.DRAM, [key])
-        await self._check(Tier.SSD, [key])
+        for tier in (Tier.HBM, Tier.DRAM, Tier.SSD):
+            await self._check(tier, [key])
 
     def _disk_order(self) -> list[int]:
         index = self._driver.core.index
@@ -83,7 +91,7 @@ class Audit:
         if tier is Tier.DRAM:
             await self._check_dram(rows)
         else:
-            await self._check_ssd(rows)
+            await self._check_by_reading(tier, rows)
         self._driver.pump()
 
     async def _check_dram(self, rows: Sequence[int]) -> None:
@@ -116,11 +124,13 @@ class Audit:
         in_dram = core.index.state[row] == READY and core.index.tiers[row] & Tier.DRAM
         return bool(in_dram) and core.residency.slot_of(row) == slot
 
-    async def _check_ssd(self, rows: Sequence[int]) -> None:
+    async def _check_by_reading(self, tier: Tier, rows: Sequence[int]) -> None:
         core = self._driver.core
         numbers = [core.index.namespace[row] for row in rows]
+        promotion = core.promotion
+        begin = promotion.begin_check if tier is Tier.SSD else promotion.begin_hbm_check
         loads = [
-            core.promotion.begin_check(row, core.namespaces.ids[number])
+            begin(row, core.namespaces.ids[number])
             for row, number in zip(rows, numbers, strict=True)
         ]
         # in a task of its own: what is begun has to be finished, whoever has gone by then
@@ -131,22 +141,32 @@ class Audit:
             self._unreadable += len(loads)
             return
         for loaded, number in zip(reading.result(), numbers, strict=True):
-            self._unreadable += isinstance(loaded.error, DiskError)
-            self._count(Tier.SSD, loaded.load.key, number, loaded.error)
+            self._unreadable += isinstance(loaded.error, DiskError | DeviceError)
+            self._count(tier, loaded.load.key, number, loaded.error)
 
     async def _read(self, loads: Sequence[Load]) -> list[Loaded]:
-        assert self._ssd is not None
+        promotion = self._driver.core.promotion
         try:
-            work = partial(_read_all, self._ssd, loads)
-            results = await self._driver.workers.run(Lane.READ, work)
+            results = await self._read_frames(loads)
         except Exception as e:
             error = DiskError(f"reading failed in an unforeseen way: {e!r}")
             results = [Loaded(load, memoryview(b""), error) for load in loads]
         for loaded in results:
             corrupt = loaded.error if isinstance(loaded.error, FrameError) else None
-            lost = loaded.error is not None
-            self._driver.core.promotion.finish(loaded.load, corrupt, lost)
+            if isinstance(loaded.error, DeviceHangs):
+                promotion.abandon(loaded.load)
+            else:
+                promotion.finish(loaded.load, corrupt, loaded.error is not None)
         return results
+
+    async def _read_frames(self, loads: Sequence[Load]) -> list[Loaded]:
+        frames = _frames_for(loads)
+        if loads[0].source is not None:
+            assert self._hbm is not None
+            return (await self._hbm.read(loads, frames))[0]
+        assert self._ssd is not None
+        work = partial(read_loads, self._ssd, loads, frames)
+        return (await self._driver.workers.run(Lane.READ, work))[0]
 
     def _count(self, tier: Tier, key: bytes, number: int, error: Exception | None) -> None:
         self._frames[tier] += 1
@@ -160,10 +180,10 @@ def _verify_all(work: Sequence["partial[FrameError | None]"]) -> list[FrameError
     return [check() for check in work]
 
 
-def _read_all(ssd: LogTier, loads: Sequence[Load]) -> list[Loaded]:
+def _frames_for(loads: Sequence[Load]) -> list[memoryview]:
     buffer = aligned_buffer(sum(load.length for load in loads))
     frames, at = [], 0
     for load in loads:
         frames.append(buffer[at : at + load.length])
         at += load.length
-    return read_loads(ssd, loads, frames)[0]
+    return frames

@@ -23,30 +23,34 @@ from kvstore.index import GHOST, READY, BlockIndex
 from kvstore.lease import RightsTable
 from kvstore.metrics import Metrics
 from kvstore.migration.demotion import Demotion
+from kvstore.migration.hbm_lane import HbmLane
 from kvstore.migration.lifetime import Lifetime
 from kvstore.migration.log_lane import LogLane
 from kvstore.migration.promotion import Promotion
 from kvstore.migration.residency import Residency
+from kvstore.migration.slot_users import SlotUsers
 from kvstore.namespace import Namespace
 from kvstore.store.namespaces import Namespaces
 from kvstore.store.reservations import Reservations
-from kvstore.tiers.base import PAGE_BYTES, LogTier, SlotTier
+from kvstore.tiers.base import PAGE_BYTES, LogTier, PoolTier, SlotTier
+from kvstore.tiers.hbm import HbmTier
 from kvstore.windows import WindowArena, WindowPool
 
 _RESIDENCIES = tuple(Tier(bits) for bits in range(8))
-_DRAM, _SSD = int(Tier.DRAM), int(Tier.SSD)
+_HBM, _DRAM, _SSD = int(Tier.HBM), int(Tier.DRAM), int(Tier.SSD)
 NOT_IN_DRAM = (1 << 64) - 1
 """Offset and generation of a block that has no slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a lease holds: rows of one namespace, pinned, and slots whose bytes its client uses, by
-    their pages."""
+    """What a lease holds: rows of one namespace, pinned, and slots of DRAM and HBM whose bytes its
+    client uses, by their pages."""
 
     number: int
     rows: list[int]
     pages: dict[int, None] = field(default_factory=dict)
+    hbm_pages: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class Found:
 
 
 class Core:
-    """See the module. `ssd` is None for a store of DRAM alone. `now_s`: the monotonic clock, for
-    the ages that policies go by. `first_id`: leases and reservations count up from it.
+    """See the module. `ssd` and `hbm` are None in a store without them. `now_s`: the monotonic
+    clock, for the ages that policies go by. `first_id`: leases and reservations count up from it.
     `wall_offset_s`: wall time less the time that comes as an argument."""
 
     def __init__(
@@ -75,10 +79,11 @@ class Core:
         now_s: Callable[[], float],
         first_id: int = 1,
         wall_offset_s: float = 0.0,
+        hbm: HbmTier | None = None,
     ) -> None:
         self.config, self.metrics = config, metrics
         self.index = BlockIndex()
-        self.residency = Residency(self.index, dram, ssd, config.eviction, metrics, now_s)
+        self.residency = Residency(self.index, dram, ssd, config.eviction, metrics, now_s, hbm)
         self.namespaces = Namespaces(
             config.limits.namespaces_max, _frame_bytes_max(config, dram, ssd), secret
         )
@@ -110,9 +115,18 @@ class Core:
             )
         arena = WindowArena(config.windows_budget_bytes)
         self.windows = WindowPool(config.windows, arena, metrics)
+        self.hbm_lane: HbmLane | None = None
+        if hbm is not None:
+            self.hbm_lane = HbmLane(
+                self.residency, self.promotion, config.hbm, config.migration, self.namespaces.ids
+            )
+            self.promotion.nominate = self.hbm_lane.nominate
         self.costs: dict[Tier, TierCost] = {}
-        self.held_bytes = 0
+        self.held_bytes = self.held_hbm_bytes = 0
         self.held_bytes_max = int(dram.budget_bytes * config.dram.held_fraction_max)
+        self.held_hbm_bytes_max = (
+            int(hbm.budget_bytes * config.hbm.held_fraction_max) if hbm is not None else 0
+        )
 
     def open_namespace(self, namespace: Namespace) -> bytes:
         """The id; a new descriptor becomes durable with the log's next job."""
@@ -166,10 +180,12 @@ class Core:
 
     def _count(self, found: Found, asked: int) -> None:
         tiers = np.frombuffer(found.tiers, np.uint8, found.hits)
-        in_dram = int(np.count_nonzero(tiers & _DRAM))
+        in_hbm = int(np.count_nonzero(tiers & _HBM))
+        in_either = int(np.count_nonzero(tiers & (_HBM | _DRAM)))
         for name, blocks in (
-            ("hit_dram", in_dram),
-            ("hit_ssd", found.hits - in_dram),
+            ("hit_hbm", in_hbm),
+            ("hit_dram", in_either - in_hbm),
+            ("hit_ssd", found.hits - in_either),
             ("pending", len(found.rows) - found.hits),
             ("miss", asked - len(found.rows)),
         ):
@@ -188,6 +204,8 @@ class Core:
         right, ttl_s = self.leases.grant(Held(number, rows), now_s, ttl_s)
         self.residency.pin(rows)
         self.residency.policies.asked(rows)
+        if self.hbm_lane is not None:
+            self.hbm_lane.nominate(rows)
         self.metrics.add("leases_granted")
         return right.id, ttl_s, self._answer(namespace_id, found, len(keys))
 
@@ -202,12 +220,37 @@ class Core:
         frame_bytes = self.namespaces.frame_bytes(held.number)
         self.held_bytes -= len(held.pages) * frame_bytes
         self.residency.end_use_all(list(held.pages))
+        self.held_hbm_bytes -= len(held.hbm_pages) * frame_bytes
+        self.residency.hbm_users.end_use_all(list(held.hbm_pages))
 
     def locate(
         self, lease_id: int, keys: Sequence[bytes] | None, now_s: float
     ) -> npt.NDArray[np.uint64]:
         """See `Engine.locate`."""
         held = self.leases.get(lease_id, now_s).held
+        places, pages = self._places(held, keys, _DRAM)
+        if pages:
+            room = self.held_bytes_max - self.held_bytes
+            self.held_bytes += self._hold(held, held.pages, pages, self.residency.dram_users, room)
+            self.metrics.add("located_blocks", len(pages))
+        return places
+
+    def locate_hbm(
+        self, lease_id: int, keys: Sequence[bytes] | None, now_s: float
+    ) -> npt.NDArray[np.uint64]:
+        """See `Engine.locate_hbm`."""
+        held, r = self.leases.get(lease_id, now_s).held, self.residency
+        places, pages = self._places(held, keys, _HBM)
+        if pages:
+            room = self.held_hbm_bytes_max - self.held_hbm_bytes
+            self.held_hbm_bytes += self._hold(held, held.hbm_pages, pages, r.hbm_users, room)
+            self.metrics.add("located_hbm_blocks", len(pages))
+        return places
+
+    def _places(
+        self, held: Held, keys: Sequence[bytes] | None, tier: int
+    ) -> tuple[npt.NDArray[np.uint64], list[int]]:
+        """Offset and generation per key, and the pages of those that the tier holds."""
         index, r = self.index, self.residency
         if keys is None:
             rows = np.array(held.rows, np.int64)
@@ -216,20 +259,26 @@ class Core:
             rows = np.array([-1 if row is None else row for row in found], np.int64)
         places = np.full((len(rows), 2), NOT_IN_DRAM, np.uint64)
         there = np.flatnonzero(rows >= 0)
-        there = there[index.view("tiers")[rows[there]] & _DRAM != 0] if len(there) else there
+        there = there[index.view("tiers")[rows[there]] & tier != 0] if len(there) else there
         if not len(there):
-            return places
-        pages = index.view("slot")[rows[there]]
+            return places, []
+        pool: PoolTier | None = r.dram if tier == _DRAM else r.hbm
+        assert pool is not None
+        pages = index.view("slot" if tier == _DRAM else "hbm_slot")[rows[there]]
         places[there, 0] = pages.astype(np.uint64) * PAGE_BYTES
-        places[there, 1] = r.dram.generations_of(pages)
+        places[there, 1] = pool.generations_of(pages)
+        return places, pages.tolist()
+
+    def _hold(
+        self, held: Held, mine: dict[int, None], pages: list[int], users: SlotUsers, room: int
+    ) -> int:
+        """Keep slots until the lease ends, as far as there is room for that; the bytes held."""
         frame_bytes = self.namespaces.frame_bytes(held.number)
-        hold = [page for page in pages.tolist() if page not in held.pages]
-        del hold[max(0, self.held_bytes_max - self.held_bytes) // frame_bytes :]
-        r.use_all(hold)
-        held.pages.update(dict.fromkeys(hold))
-        self.held_bytes += len(hold) * frame_bytes
-        self.metrics.add("located_blocks", len(there))
-        return places
+        hold = [page for page in pages if page not in mine]
+        del hold[max(0, room) // frame_bytes :]
+        users.use_all(hold)
+        mine.update(dict.fromkeys(hold))
+        return len(hold) * frame_bytes
 
     def expire(self, now_s: float) -> None:
         """End every lease, reservation and window object that has lapsed."""
@@ -259,11 +308,16 @@ class Core:
     def evict(
         self, namespace_id: bytes | None, keys: Sequence[bytes] | None, tier: Tier | None
     ) -> int:
-        """Blocks go, deepest first: from DRAM alone if `tier` says so, else from the store. What is
-        pinned, in use, or still has a child stays. Returns how many went."""
+        """Blocks go, deepest first: from HBM or DRAM alone if `tier` says so, else from the store.
+        What is pinned, in use, or still has a child stays. Returns how many went."""
         r, gone = self.residency, 0
         for row in self._asked_for(namespace_id, keys):
-            if tier is Tier.DRAM:
+            if tier is Tier.HBM:
+                kept = self.index.tiers[row] & (_DRAM | _SSD)
+                if kept and self.index.tiers[row] & _HBM and r.may_leave_hbm(row):
+                    r.leave_hbm(row)
+                    gone += 1
+            elif tier is Tier.DRAM:
                 kept = self.index.tiers[row] & _SSD or r.ssd is None
                 if kept and self.index.tiers[row] & _DRAM and r.may_leave_dram(row):
                     r.demote(row)
@@ -299,7 +353,12 @@ class Core:
         self.reservations.rights.check_integrity()
         self.promotion.check_integrity()
         self.windows.check_integrity()
-        self.residency.check_integrity([*self.reservations.slots(), *self.promotion.slots()])
+        if self.hbm_lane is not None:
+            self.hbm_lane.check_integrity()
+        self.residency.check_integrity(
+            [*self.reservations.slots(), *self.promotion.slots()],
+            self.hbm_lane.slots() if self.hbm_lane else (),
+        )
         reserved = np.flatnonzero(index.view("state") == 1).tolist()
         assert sorted(self.reservations.rows()) == reserved, "a RESERVED row has no reservation"
         pinned = np.bincount(
@@ -313,7 +372,13 @@ class Core:
             for right in self.leases
         )
         assert held == self.held_bytes, f"leases hold slots of {held} B, counted {self.held_bytes}"
-        if not len(self.promotion) and not (self.lane and self.lane.busy):
+        held = sum(
+            len(right.held.hbm_pages) * self.namespaces.frame_bytes(right.held.number)
+            for right in self.leases
+        )
+        assert held == self.held_hbm_bytes, f"leases hold {held} B of hbm, counted other"
+        busy = any(lane is not None and lane.busy for lane in (self.lane, self.hbm_lane))
+        if not len(self.promotion) and not busy:
             assert (pins == pinned).all(), "a block is pinned by nobody"
         if self.lane is None or not self.lane.busy:
             self._check_log()

@@ -8,7 +8,7 @@ hear. One job of the log runs at a time, in one task.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,10 @@ class Driver:
         self._ticket_waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._log_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.start_hbm: Callable[[], None] | None = None
+        """Starts what the HBM lane has to do; set where there is that tier."""
         self._estimates = {
+            Tier.HBM: CostEstimate(50e-6, 20e9),
             Tier.DRAM: CostEstimate(50e-6, 8e9),
             Tier.SSD: CostEstimate(300e-6, 1e9),
         }
@@ -81,6 +84,8 @@ class Driver:
     def pump(self) -> None:
         """Start what can be started, wake whom it concerns."""
         self._start_log()
+        if self.start_hbm is not None and not self._stopped:
+            self.start_hbm()
         self._tell()
 
     def _tell(self) -> None:
@@ -188,7 +193,8 @@ class Driver:
         self._publish_costs()
 
     def _publish_costs(self) -> None:
-        tiers = [Tier.DRAM] + [Tier.SSD] * (self.core.lane is not None)
+        tiers = [Tier.HBM] * (self.core.hbm_lane is not None)
+        tiers += [Tier.DRAM] + [Tier.SSD] * (self.core.lane is not None)
         self.core.costs = {tier: self._estimates[tier].cost() for tier in tiers}
 
     # the end
@@ -198,7 +204,7 @@ class Driver:
         Calls still under way are the caller's to avoid."""
         deadline = self.deadline(self.config.limits.drain_s_max)
         lane, r = self.core.lane, self.core.residency
-        while lane is not None and not lane.idle and not r.log_stalled:
+        while lane is not None and not (lane.idle and not r.stranded) and not r.log_stalled:
             self.pump()
             if not await self.changed(deadline):
                 break
@@ -206,8 +212,8 @@ class Driver:
         self._upkeep_timer.cancel()
         if self._log_task is not None:
             await asyncio.wait((self._log_task,), timeout=max(0.0, deadline - self.loop.time()))
-        if r.dirty:
-            _log.error("%d blocks were not written before the store closed", len(r.dirty))
+        if left := len(r.dirty) + len(r.stranded):
+            _log.error("%d blocks were not written before the store closed", left)
         for task in list(self._tasks):
             task.cancel()
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
 from kvstore.clock import Clock, SteadyClock, SystemClock
-from kvstore.config import SsdConfig, StoreConfig
+from kvstore.config import HbmConfig, SsdConfig, StoreConfig
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.metrics import Metrics
 from kvstore.migration.workers import Lane, LogWriter, ThreadWorkers, Workers
@@ -27,6 +27,7 @@ from kvstore.store import boot, inspect
 from kvstore.store.audit import Audit
 from kvstore.store.core import Core
 from kvstore.store.driver import Driver
+from kvstore.store.hbm import Hbm
 from kvstore.store.loads import Loads
 from kvstore.store.puts import Puts
 from kvstore.store.reads import Reads
@@ -38,6 +39,7 @@ from kvstore.store.types import (
     PackedBlocks,
     ReservationGrant,
     SharedArena,
+    SharedHbm,
     Stat,
     VerifyReport,
     WindowFrame,
@@ -47,9 +49,11 @@ from kvstore.store.types import (
 from kvstore.store.windows import Windows, WindowWriter
 from kvstore.tiers.base import LogTier, Recovered
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.hbm.opening import OpenedHbm, open_hbm
 from kvstore.tiers.ssd import SsdTier
 
 OpenLog = Callable[[Path, SsdConfig, Clock], tuple[LogTier, Recovered]]
+OpenDevices = Callable[[HbmConfig], OpenedHbm]
 _SECRET_BYTES = 32
 _log = logging.getLogger(__name__)
 _LS_BLOCKS_DEFAULT = 1000
@@ -65,6 +69,7 @@ class Engine:
         workers: Workers,
         log: tuple[LogTier, Recovered] | None,
         first_id: int,
+        hbm: OpenedHbm,
     ) -> None:
         self._config, self._workers = config, workers
         self._dram = _arena(config.dram.budget_bytes)
@@ -82,6 +87,7 @@ class Engine:
             clock.monotonic_s,
             first_id,
             steady.wall_offset_s,
+            hbm.tier,
         )
         writer = None
         if log is not None:
@@ -90,7 +96,11 @@ class Engine:
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}
             writer = LogWriter(ssd, self._dram, numbers)
         self._driver = Driver(self._core, config, steady, workers, writer)
-        self._loads = Loads(self._driver, self._dram, self._ssd)
+        self._notes = [hbm.note]
+        self._hbm: Hbm | None = None
+        if hbm.tier is not None:
+            self._hbm = Hbm(self._driver, self._dram, hbm.tier)
+        self._loads = Loads(self._driver, self._dram, self._ssd, self._hbm)
         self._reads = Reads(self._driver, self._loads)
         self._puts = Puts(self._driver, self._dram)
         self._windows = Windows(self._driver)
@@ -107,28 +117,38 @@ class Engine:
         *,
         workers: Workers | None = None,
         open_log: OpenLog = SsdTier.open,
+        open_devices: OpenDevices = open_hbm,
         first_id: int | None = None,
     ) -> "Engine":
         """Open the store that `config` describes, making its directory where there is none.
 
-        `workers`, `open_log` and `first_id` (leases and reservations count up from it) are for
-        simulations. Raises `StoreLocked`, `StoreFormatError`, and `DiskError` where the directory
-        can't be written or is full.
+        `workers`, `open_log`, `open_devices` and `first_id` (leases and reservations count up from
+        it) are for simulations. Raises `StoreLocked`, `StoreFormatError`, `DiskError` where the
+        directory can't be written or is full, and `ConfigError` where memory, or a device that is
+        asked for, can't be had.
         """
         clock = clock or SystemClock()
-        workers = workers or ThreadWorkers(config.migration)
+        workers = workers or ThreadWorkers(config.migration, config.hbm.copy_workers)
         # ids of an earlier run must mean nothing to this one
         first_id = secrets.randbits(40) << 20 | 1 if first_id is None else first_id
         log: tuple[LogTier, Recovered] | None = None
+        hbm = OpenedHbm(None, "")
         try:
+            hbm = await workers.run(Lane.DEVICE, partial(open_devices, config.hbm))
+            _log.info("%s", hbm.note)
             if config.dir is not None and config.ssd is not None:
                 log = await workers.run(Lane.LOG, partial(open_log, config.dir, config.ssd, clock))
-            return cls(config, clock, workers, log, first_id)
+            engine = cls(config, clock, workers, log, first_id, hbm)
         except BaseException:
+            if hbm.tier is not None:
+                hbm.tier.close()
             if log is not None:
                 log[0].close()
             workers.close()
             raise
+        if engine._hbm is not None:
+            await engine._hbm.register(engine._dram.memory)
+        return engine
 
     async def close(self) -> None:
         """Write what is dirty, within `limits.drain_s_max`, and let go of everything. Idempotent.
@@ -140,6 +160,8 @@ class Engine:
         await self._driver.drain()
         if self._ssd is not None and not self._driver.log_hangs:
             await self._close_log(self._ssd)
+        if self._hbm is not None:
+            await self._hbm.close()
         self._workers.close()
         self._dram.close()
 
@@ -243,6 +265,21 @@ class Engine:
         dram = self._dram
         return SharedArena(dram.fd, dram.budget_bytes, dram.generations_offset)
 
+    def locate_hbm(
+        self, lease_id: int, keys: Sequence[bytes] | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """`locate`, for the pools of HBM, whose pages are numbered through: per block the frame's
+        offset over all pools and its slot's generation. `hbm.held_fraction_max` bounds what stays.
+        """
+        self._driver.enter()
+        return self._core.locate_hbm(lease_id, keys, self._driver.now_s())
+
+    @property
+    def shared_hbm(self) -> SharedHbm | None:
+        """What another process needs to open the pools; None where there are none, or the device
+        can't share them. Valid until `close`."""
+        return self._hbm.share() if self._hbm is not None else None
+
     async def read(
         self,
         lease_id: int,
@@ -279,7 +316,7 @@ class Engine:
         self.metrics.add("corrupt_reported_blocks")
         number = self._core.namespaces.number(namespace_id)
         if self._core.ready_row(number, key) is not None:
-            await Audit(self._driver, self._dram, self._ssd).check_block(key)
+            await Audit(self._driver, self._dram, self._ssd, self._hbm).check_block(key)
 
     # writes
 
@@ -365,7 +402,7 @@ class Engine:
         if self._core.lane is None:
             raise InvalidRequest("this store has no ssd tier, nothing in it is durable")
         r = self._core.residency
-        ticket = r.ticket(set(r.dirty))
+        ticket = r.ticket({*r.dirty, *r.stranded})
         await self._driver.durable([ticket], self._config.limits.drain_s_max)
 
     # windows
@@ -418,8 +455,8 @@ class Engine:
         tier: Tier | None = None,
     ) -> int:
         """Blocks go: `keys`, or all of a namespace, or all. Deepest first; what is pinned, in use
-        or still has children stays. `tier` DRAM: those that the SSD holds leave DRAM only. Returns
-        how many went."""
+        or still has children stays. `tier` DRAM: those that the SSD holds leave DRAM only; HBM:
+        those that another tier holds leave HBM only. Returns how many went."""
         self._driver.enter()
         gone = self._core.evict(namespace_id, keys, tier)
         self._driver.pump()
@@ -429,12 +466,12 @@ class Engine:
         """Read and check every frame in DRAM and on SSD; wrong ones are quarantined. `progress` is
         told how many frames are done, of how many."""
         self._driver.enter()
-        return await Audit(self._driver, self._dram, self._ssd).run(progress)
+        return await Audit(self._driver, self._dram, self._ssd, self._hbm).run(progress)
 
     def stat(self) -> Stat:
         """Tiers, counters and what is held, now."""
         self._driver.enter()
-        return inspect.stat(self._core)
+        return inspect.stat(self._core, self._notes)
 
     def ls(
         self,

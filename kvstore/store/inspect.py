@@ -10,15 +10,15 @@ from kvstore.errors import InvalidRequest
 from kvstore.index import READY
 from kvstore.store.core import Core
 from kvstore.store.types import BlockInfo, Stat, TierStat, WindowsStat
-from kvstore.tiers.base import LogTier, SlotTier
+from kvstore.tiers.base import LogTier, PoolTier
 from kvstore.windows import WindowPool
 
-_LOOKUPS = ("hit_dram", "hit_ssd", "pending", "miss")
+_LOOKUPS = ("hit_hbm", "hit_dram", "hit_ssd", "pending", "miss")
 _UNMEASURED = TierCost(0.0, float("inf"))
 
 
-def stat(core: Core) -> Stat:
-    """The store now."""
+def stat(core: Core, notes: Sequence[str] = ()) -> Stat:
+    """The store now. `notes`: what people should know of its tiers."""
     r, index, counts = core.residency, core.index, core.metrics.counts
     return Stat(
         tiers=tuple(_tiers(core)),
@@ -27,13 +27,14 @@ def stat(core: Core) -> Stat:
         leases=len(core.leases),
         reservations=len(core.reservations.rights),
         pinned_blocks=int((index.view("pins") > 0).sum()),
-        dirty_blocks=len(r.dirty),
+        dirty_blocks=len(r.dirty) + len(r.stranded),
         write_back_bytes=r.dirty_bytes,
         lookup_blocks={name: counts[f"lookup_{name}_blocks"] for name in _LOOKUPS},
         puts={o.name.lower(): counts[f"put_{o.name.lower()}_blocks"] for o in PutOutcome},
         counters=dict(counts),
         evicted_ssd_age_s_min=core.lifetime.evicted_age_s_min,
         windows=_windows(core.windows),
+        notes=tuple(notes),
     )
 
 
@@ -44,6 +45,8 @@ def _windows(pool: WindowPool) -> WindowsStat:
 
 def _tiers(core: Core) -> Iterator[TierStat]:
     r = core.residency
+    if r.hbm is not None and core.hbm_lane is not None:
+        yield _tier(core, Tier.HBM, r.hbm, len(r.hbm_policy), not core.hbm_lane.degraded)
     yield _tier(core, Tier.DRAM, r.dram, len(r.dram_policy), True)
     if r.ssd is not None:
         accepting = core.lane is not None and not core.lane.degraded and not r.log_refuses
@@ -51,7 +54,7 @@ def _tiers(core: Core) -> Iterator[TierStat]:
 
 
 def _tier(
-    core: Core, tier: Tier, place: SlotTier | LogTier, objects: int, accepting: bool
+    core: Core, tier: Tier, place: PoolTier | LogTier, objects: int, accepting: bool
 ) -> TierStat:
     payload = np.array([*core.namespaces.payload_bytes(), 0], np.int64)
     numbers = core.index.view("namespace")[core.index.rows_on(tier)]
@@ -104,6 +107,6 @@ def _info(core: Core, row: int, payload: Sequence[int], wall_s: float) -> BlockI
         residency=Tier(index.tiers[row]),
         payload_bytes=payload[number],
         pins=index.pins[row],
-        dirty=row in core.residency.dirty,
+        dirty=row in core.residency.dirty or row in core.residency.stranded,
         age_s=max(0.0, wall_s - index.created_wall_s[row]),
     )

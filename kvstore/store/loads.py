@@ -1,4 +1,4 @@
-"""Frames from SSD for readers: grouped, bounded, read once however many want them.
+"""Frames from SSD and HBM for readers: grouped, bounded, read once however many want them.
 
 A reader gets a future per block and may stop waiting at any time; the transfer goes on, and what it
 brought is used or given back without it. So a disk that hangs costs a reader its deadline, and the
@@ -17,9 +17,11 @@ from kvstore.index import READY
 from kvstore.migration.promotion import Load
 from kvstore.migration.workers import Lane, Loaded, read_loads
 from kvstore.store.driver import Driver
+from kvstore.store.hbm import Hbm
 from kvstore.store.waiting import ByteBudget
 from kvstore.tiers.base import LogTier, Slot, SlotTier
 from kvstore.tiers.frame import FrameError
+from kvstore.tiers.hbm.device import DeviceHangs
 from kvstore.tiers.ssd.files import aligned_buffer
 
 _GROUP_BYTES = 4 << 20
@@ -42,15 +44,19 @@ Waiter = asyncio.Future[Frame | None]
 
 
 class Loads:
-    """See the module. `ssd` is None in a store of DRAM alone, where nothing may be requested."""
+    """See the module. `ssd` and `hbm` are None in a store without them."""
 
-    def __init__(self, driver: Driver, dram: SlotTier, ssd: LogTier | None) -> None:
-        self._driver, self._dram, self._ssd = driver, dram, ssd
+    def __init__(
+        self, driver: Driver, dram: SlotTier, ssd: LogTier | None, hbm: Hbm | None = None
+    ) -> None:
+        self._driver, self._dram, self._ssd, self._hbm = driver, dram, ssd, hbm
         migration = driver.config.migration
         self._under_way = ByteBudget(migration.load_bytes_max)
         self._bounce = ByteBudget(migration.bounce_bytes_max)
         self._group_bytes = min(_GROUP_BYTES, migration.load_bytes_max, migration.bounce_bytes_max)
         self._waiting: dict[Load, list[Waiter]] = {}
+        if hbm is not None:
+            hbm.hand_out = self.hand_out
 
     def in_slot(self, slot: Slot) -> Frame:
         """A frame that DRAM holds; its slot stays until the release."""
@@ -113,7 +119,7 @@ class Loads:
         if tiers & Tier.DRAM:
             waiter.set_result(self.in_slot(core.residency.slot_of(row)))
             return None
-        if not tiers & Tier.SSD:
+        if not tiers & (Tier.SSD | Tier.HBM):
             waiter.set_result(None)
             return None
         namespace_id = core.namespaces.ids[core.index.namespace[row]]
@@ -152,43 +158,83 @@ class Loads:
                     )
 
     async def _transfer(self, loads: list[Load], frames: list[memoryview]) -> None:
-        if not loads:
-            return
-        assert self._ssd is not None
+        pairs = list(zip(loads, frames, strict=True))
+        from_hbm = [pair for pair in pairs if pair[0].source is not None]
+        from_ssd = [pair for pair in pairs if pair[0].source is None]
+        if from_hbm:
+            await self._transfer_from(Tier.HBM, from_hbm)
+        if from_ssd:
+            await self._transfer_from(Tier.SSD, from_ssd)
+
+    async def _transfer_from(self, tier: Tier, pairs: list[tuple[Load, memoryview]]) -> None:
         driver = self._driver
+        loads, frames = [load for load, _ in pairs], [frame for _, frame in pairs]
         try:
-            work = partial(read_loads, self._ssd, loads, frames)
-            results, seconds = await driver.workers.run(Lane.READ, work)
+            results, seconds = await self._read(tier, loads, frames)
         except Exception as e:
             _log.exception("reading from ssd failed in an unforeseen way")
             results, seconds = [Loaded(load, memoryview(b""), e) for load in loads], 0.0
         for loaded in results:
             self._deliver(loaded)
         driver.core.promotion.arrived(loads)
-        if seconds:
+        if seconds and tier is Tier.SSD:
             driver.observe(Tier.SSD, sum(load.length for load in loads), seconds)
         driver.pump()
+
+    async def _read(
+        self, tier: Tier, loads: list[Load], frames: list[memoryview]
+    ) -> tuple[list[Loaded], float]:
+        if tier is Tier.HBM:
+            assert self._hbm is not None
+            return await self._hbm.read(loads, frames)
+        assert self._ssd is not None
+        work = partial(read_loads, self._ssd, loads, frames)
+        return await self._driver.workers.run(Lane.READ, work)
 
     def _deliver(self, loaded: Loaded) -> None:
         load, error = loaded.load, loaded.error
         core = self._driver.core
-        corrupt = error if isinstance(error, FrameError) else None
-        if error is not None and corrupt is None:
-            core.metrics.add("disk_errors")
-            _log.warning("block %s could not be read: %s", load.key.hex(), error)
-        good = core.promotion.finish(load, corrupt, lost=error is not None)
-        for waiter in self._waiting.pop(load):
+        if isinstance(error, DeviceHangs):
+            core.promotion.abandon(load)
+            good = False
+        else:
+            good = self._finish(load, error)
+        self.hand_out(loaded, good)
+        if load.slot is None and not good:
+            self._bounce.give_back(load.length)
+
+    def hand_out(self, loaded: Loaded, good: bool) -> None:
+        """Give a load that is finished to those who wait for it."""
+        load = loaded.load
+        waiters = self._waiting.pop(load, [])
+        if not good and load.source is not None:
+            self._read_elsewhere(load.row, [w for w in waiters if not w.done()])
+            waiters = []
+        for waiter in waiters:
             frame = self._frame(loaded) if good else None
             if not waiter.done():
                 waiter.set_result(frame)
             elif frame is not None:
                 frame.release()
-        if load.slot is None and not good:
-            self._bounce.give_back(load.length)
+
+    def _finish(self, load: Load, error: Exception | None) -> bool:
+        core = self._driver.core
+        corrupt = error if isinstance(error, FrameError) else None
+        if error is not None and corrupt is None and load.source is None:
+            core.metrics.add("disk_errors")
+            _log.warning("block %s could not be read: %s", load.key.hex(), error)
+        return core.promotion.finish(load, corrupt, lost=error is not None)
+
+    def _read_elsewhere(self, row: int, waiters: list[Waiter]) -> None:
+        """HBM's copy was of no use: those who wait, and keep the row pinned, get another."""
+        if waiters:
+            size = len(waiters) * self._driver.core.index.stored_bytes[row]
+            self._driver.spawn(self._serve([(row, waiter) for waiter in waiters], size))
 
     def _frame(self, loaded: Loaded) -> Frame:
         load = loaded.load
+        tier = Tier.SSD if load.source is None else Tier.HBM
         if load.slot is not None:
-            return self._in_use(load.slot, Tier.SSD, verified=True)
+            return self._in_use(load.slot, tier, verified=True)
         release = partial(self._bounce.give_back, load.length)
-        return Frame(loaded.frame, Tier.SSD, None, True, release)
+        return Frame(loaded.frame, tier, None, True, release)

@@ -198,7 +198,7 @@ class Reads:
                 self.quarantine(row, frame, checked)
             metrics.add("read_miss_blocks")
             return BlockFrames(key, Outcome.MISS)
-        metrics.add("read_ssd_blocks" if frame.tier is Tier.SSD else "read_dram_blocks")
+        metrics.add(f"read_{str(frame.tier.name).lower()}_blocks")
         metrics.add("read_payload_bytes", sum(s.length for s in checked))
         view = frame.view.toreadonly()
         return BlockFrames(
@@ -218,8 +218,8 @@ class Reads:
             return
         if index.tiers[row] & Tier.DRAM and r.slot_of(row) == frame.slot:
             r.quarantine(row, Tier.DRAM, why)
-        if frame.tier is Tier.SSD and index.tiers[row] & Tier.SSD:
-            r.quarantine(row, Tier.SSD, why)
+        if frame.tier is not Tier.DRAM and index.tiers[row] & frame.tier:
+            r.quarantine(row, frame.tier, why)
 
 
 def _run_all(tasks: Sequence["partial[tuple[Section, ...] | FrameError]"]) -> list[Checked]:

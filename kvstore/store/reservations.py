@@ -305,16 +305,16 @@ class Reservations:
     def ticket(self, draft: Draft) -> Ticket:
         """A ticket for the call's blocks that are stored, by it or before. MUST be closed."""
         index, r = self._residency.index, self._residency
-        dirty, lost = set(), 0
+        unwritten, lost = set(), 0
         for key, outcome in zip(draft.keys, draft.outcomes, strict=True):
             if outcome not in (PutOutcome.STORED, PutOutcome.PRESENT):
                 continue
             row = index.find(key)
             if row is None or index.state[row] != READY:
                 lost += 1
-            elif row in r.dirty:
-                dirty.add(row)
-        ticket = r.ticket(dirty)
+            elif row in r.dirty or row in r.stranded:
+                unwritten.add(row)
+        ticket = r.ticket(unwritten)
         ticket.lost = lost
         return ticket
 

@@ -31,6 +31,26 @@ class SharedArena:
     generations_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPool:
+    """A device's pool of the HBM tier as another process opens it (`kvstore.tiers.hbm.opened`).
+    `kind`: `cuda` or `simulated`. `device`: its index. `handle`: opaque."""
+
+    kind: str
+    device: int
+    size_bytes: int
+    handle: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHbm:
+    """The HBM tier. `pools`: their pages are numbered through in this order. `generations`: names
+    the memory with one u64 per page."""
+
+    pools: tuple[SharedPool, ...]
+    generations: bytes
+
+
 @dataclass(slots=True)
 class BlockFrames:
     """One block on its way out of the store.
@@ -175,10 +195,11 @@ class TierStat:
 class Stat:
     """The store now.
 
-    `lookup_blocks`: one per key looked up, by what was found; the keys are `hit_dram`, `hit_ssd`,
-    `pending` and `miss`, and they sum to all lookups. `puts`: per `PutOutcome` name, blocks.
-    `counters`: everything else that only grows (see `kvstore.metrics`). `evicted_ssd_age_s_min`:
-    age of the youngest block that left the SSD for room, None before the first.
+    `lookup_blocks`: one per key looked up, by what was found; the keys are `hit_hbm`, `hit_dram`,
+    `hit_ssd`, `pending` and `miss`, and they sum to all lookups. `puts`: per `PutOutcome` name,
+    blocks. `counters`: everything else that only grows (see `kvstore.metrics`).
+    `evicted_ssd_age_s_min`: age of the youngest block that left the SSD for room, None before the
+    first. `notes`: for people, which devices hbm is on, or why there is none.
     """
 
     tiers: tuple[TierStat, ...]
@@ -194,6 +215,7 @@ class Stat:
     counters: dict[str, int]
     evicted_ssd_age_s_min: float | None
     windows: WindowsStat = WindowsStat()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from kvstore.block import BlockPut, PutOutcome, Tier
 from kvstore.clock import SteadyClock
 from kvstore.config import StoreConfig, build_config
 from kvstore.metrics import Metrics
+from kvstore.migration.hbm_copies import HbmCopies, HbmJob, HbmResult
 from kvstore.migration.log_lane import LogJob
 from kvstore.migration.promotion import Load
 from kvstore.migration.workers import Filling, LogWriter, check_frame, fill_frame, read_loads
@@ -27,6 +28,8 @@ from kvstore.tiers.frame import (
     Kind,
     layout_sections,
 )
+from kvstore.tiers.hbm import HbmTier
+from kvstore.tiers.hbm.simulated import SimulatedDevice
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.files import aligned_buffer
 
@@ -70,7 +73,14 @@ class HandDrivenStore:
         secret = self.ssd.tenant_secret if self.ssd else SECRET
         offset_s = SteadyClock(self.clock).wall_offset_s
         now_s = self.clock.monotonic_s
-        self.core = Core(config, self.dram, self.ssd, secret, self.metrics, now_s, 1, offset_s)
+        self.hbm: HbmTier | None = None
+        if config.hbm.device == "simulated":
+            devices = [SimulatedDevice(i, stepped=True) for i in config.hbm.devices]
+            self.hbm = HbmTier(devices, config.hbm.budget_bytes)
+            self.copies = HbmCopies(self.hbm, self.dram, config.hbm.copy_s_max)
+        self.core = Core(
+            config, self.dram, self.ssd, secret, self.metrics, now_s, 1, offset_s, self.hbm
+        )
         if self.ssd is not None and recovered is not None:
             boot.load(self.core, recovered, secret)
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}
@@ -172,34 +182,59 @@ class HandDrivenStore:
         self.core.lane.finish(job, self.writer.run(job), self.now)
 
     def flush(self) -> None:
-        while self.log_turn():
+        while self.turn():
             pass
+
+    # hbm
+
+    def begin_hbm(self) -> HbmJob | None:
+        return self.core.hbm_lane.next_job(self.now) if self.core.hbm_lane else None
+
+    def finish_hbm(self, job: HbmJob, result: HbmResult | None = None) -> None:
+        assert self.core.hbm_lane is not None
+        self.core.hbm_lane.finish(job, result or self.copies.run(job), self.now)
+
+    def turn(self) -> bool:
+        """One job of the log and one of HBM; whether there was any."""
+        job = self.begin_hbm()
+        if job is not None:
+            self.finish_hbm(job)
+        return self.log_turn() or job is not None
 
     # reads
 
     def read(self, namespace: Namespace, namespace_id: bytes, key: bytes) -> list[bytes] | None:
         """The sections of a block from the fastest tier, or None; what is wrong is quarantined."""
         core = self.core
-        row = core.ready_row(core.namespaces.number(namespace_id), key)
-        if row is None:
+        number = core.namespaces.number(namespace_id)
+        while (row := core.ready_row(number, key)) is not None:
+            if core.index.tiers[row] & Tier.DRAM:
+                return self._read_dram(namespace.layout, key, row)
+            load, new = core.promotion.begin(row, namespace_id)
+            assert new
+            sections = self.finish_load(namespace.layout, load)
+            if sections is not None or load.source is None:
+                return sections
+        return None
+
+    def _read_dram(self, layout: Layout, key: bytes, row: int) -> list[bytes] | None:
+        r = self.core.residency
+        slot = r.slot_of(row)
+        r.use(slot)
+        sections = self.sections(layout, key, self.dram.view(slot))
+        r.end_use(slot)
+        if isinstance(sections, FrameError):
+            r.quarantine(row, Tier.DRAM, sections)
             return None
-        if core.index.tiers[row] & Tier.DRAM:
-            slot = core.residency.slot_of(row)
-            core.residency.use(slot)
-            sections = self.sections(namespace.layout, key, self.dram.view(slot))
-            core.residency.end_use(slot)
-            if isinstance(sections, FrameError):
-                core.residency.quarantine(row, Tier.DRAM, sections)
-                return None
-            return sections
-        load, new = core.promotion.begin(row, namespace_id)
-        assert new
-        return self.finish_load(namespace.layout, load)
+        return sections
 
     def finish_load(self, layout: Layout, load: Load) -> list[bytes] | None:
-        assert self.ssd is not None
         view = self.dram.view(load.slot) if load.slot else aligned_buffer(load.length)
-        (loaded,), _ = read_loads(self.ssd, [load], [view])
+        if load.source is not None:
+            (loaded,), _ = self.copies.read([load], [view])
+        else:
+            assert self.ssd is not None
+            (loaded,), _ = read_loads(self.ssd, [load], [view])
         corrupt = loaded.error if isinstance(loaded.error, FrameError) else None
         lost = loaded.error is not None
         good = self.core.promotion.finish(load, corrupt, lost)
@@ -225,6 +260,16 @@ class HandDrivenStore:
         assert row is not None
         view = self.dram.view(self.core.residency.slot_of(row))
         view[at] ^= 0x40
+
+    def hbm_view(self, key: bytes) -> memoryview:
+        """What lies on the device."""
+        row = self.core.index.find(key)
+        assert row is not None
+        assert self.hbm is not None
+        slot = self.core.residency.hbm_slot_of(row)
+        device, offset = self.hbm.place(slot)
+        memory = self.hbm.devices[device].memory
+        return memory[offset : offset + slot.length]
 
     def flip_ssd(self, key: bytes, at: int) -> None:
         row = self.core.index.find(key)

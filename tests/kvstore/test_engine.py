@@ -320,7 +320,7 @@ async def test_waiting_for_another_writer(tmp_path):
         await engine.commit(grant.reservation_id)
         assert (await waiting).hit_blocks == 3
         lookups = engine.stat().lookup_blocks
-        assert lookups == {"hit_dram": 3, "hit_ssd": 0, "pending": 0, "miss": 0}
+        assert lookups == {"hit_hbm": 0, "hit_dram": 3, "hit_ssd": 0, "pending": 0, "miss": 0}
 
 
 @engine_test
@@ -567,7 +567,13 @@ async def test_stat_adds_up(tmp_path):
         engine.match(ns, keys_of(blocks))
         await engine.acquire(ns, keys_of(blocks[:2]))
         stat = engine.stat()
-        assert stat.lookup_blocks == {"hit_dram": 3, "hit_ssd": 3, "pending": 2, "miss": 2}
+        assert stat.lookup_blocks == {
+            "hit_hbm": 0,
+            "hit_dram": 3,
+            "hit_ssd": 3,
+            "pending": 2,
+            "miss": 2,
+        }
         assert (stat.blocks, stat.namespaces, stat.leases, stat.reservations) == (6, 1, 1, 1)
         assert (stat.pinned_blocks, stat.dirty_blocks, stat.write_back_bytes) == (2, 0, 0)
         dram, ssd = stat.tiers

@@ -261,7 +261,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(path=paths)
     def read(self, path):
         for block in self.chain(path):
-            if block.key in self.in_flight() and self.residency(block.key) == Tier.SSD:
+            if block.key in self.in_flight() and not self.residency(block.key) & Tier.DRAM:
                 continue
             self.check_read(block.key)
             self.notice_evictions()
@@ -367,14 +367,14 @@ class StoreMachine(RuleBasedStateMachine):
         if self.job is not None:
             self.finish_log()
         r = self.store.core.residency
-        ticket = r.tickets.open(set(r.dirty))
+        ticket = r.tickets.open({*r.dirty, *r.stranded})
         keys = {key for key in self.ready if self.store.core.index.find(key) in ticket.waiting}
         for _ in range(200):
-            if not self.store.log_turn():
+            if not self.store.turn():
                 break
         self.notice_evictions()
         on_ssd = {key for key in self.ready if self.residency(key) & Tier.SSD}
-        if self.exact and not r.log_degraded:
+        if self.exact and not r.log_degraded and not r.stranded:
             assert ticket.settled
         if ticket.settled and not ticket.lost:
             assert keys & self.ready.keys() <= on_ssd
@@ -389,10 +389,10 @@ class StoreMachine(RuleBasedStateMachine):
         key = self.choose(number, in_dram)
         if key is None or not self.matters(at):
             return
-        on_ssd = bool(self.residency(key) & Tier.SSD)
+        elsewhere = bool(self.residency(key) & ~Tier.DRAM)
         self.store.flip_dram(key, at)
         assert self.store.read(self.namespace, self.ns, key) is None
-        if not on_ssd:
+        if not elsewhere:
             self.lose(key)
 
     @rule(number=st.integers(0, 99), at=st.integers(0, 2400))
@@ -445,7 +445,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(5):
             self.store.clock.advance(60.0)
             for _ in range(200):
-                if not self.store.log_turn():
+                if not self.store.turn():
                     break
         self.notice_evictions()
         written = {key for key in self.ready if self.residency(key) & Tier.SSD}

@@ -104,7 +104,7 @@ def test_a_failed_copy_is_told_by_its_event_alone():
     device.allocate(PAGE_BYTES)
 
     def before(op, length):
-        if length == 3:
+        if op == "in" and length == 3:
             raise DeviceError("injected")
 
     device.before = before

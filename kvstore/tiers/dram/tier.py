@@ -48,6 +48,11 @@ class DramTier:
         return self._fd
 
     @property
+    def memory(self) -> memoryview:
+        """All the memory that slots are made of, to be pinned for a device."""
+        return self._bytes[: self.budget_bytes]
+
+    @property
     def generations_offset(self) -> int:
         """Where in the memfd the table of generations starts, in bytes."""
         return self._extents.pages * PAGE_BYTES

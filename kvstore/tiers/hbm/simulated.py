@@ -5,8 +5,9 @@ queued and done later, by a thread per stream or, `stepped`, only when `step` sa
 is waited for. Bytes are read and written when a copy is *done*, not when it is queued, so that a
 slot given away too early shows as wrong bytes.
 
-Faults: `before(op, length)` is called before each copy is done and may raise `DeviceError`, change
-memory or take its time; while `hold` is set nothing is done at all, as on a device that hangs.
+Faults: `before(op, length)` is called before each copy is queued (`queue`) and before it is done
+(`in`, `out`, `within`), and may raise `DeviceError`, change memory or take its time; between `hold`
+and `release` nothing is done at all, as on a device that hangs.
 """
 
 import mmap
@@ -74,14 +75,17 @@ class SimulatedStream:
         self._thread: threading.Thread | None = None
 
     def copy_in(self, offset: int, source: memoryview) -> None:
+        self.device.before("queue", len(source))
         target = self.device.memory[offset : offset + len(source)]
         self._put(lambda: self._copy("in", target, source))
 
     def copy_out(self, into: memoryview, offset: int) -> None:
+        self.device.before("queue", len(into))
         source = self.device.memory[offset : offset + len(into)]
         self._put(lambda: self._copy("out", into, source))
 
     def copy_within(self, to: int, offset: int, length: int) -> None:
+        self.device.before("queue", length)
         memory = self.device.memory
         target, source = memory[to : to + length], memory[offset : offset + length]
         self._put(lambda: self._copy("within", target, source))
