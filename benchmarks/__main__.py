@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from benchmarks import bench_dataplane, bench_index, bench_kernels, bench_policies
+from benchmarks import bench_dataplane, bench_index, bench_kernels, bench_policies, bench_ssd
 
-BENCHMARKS = (bench_kernels, bench_index, bench_dataplane, bench_policies)
+BENCHMARKS = (bench_kernels, bench_index, bench_dataplane, bench_policies, bench_ssd)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

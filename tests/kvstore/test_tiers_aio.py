@@ -44,7 +44,8 @@ def transfers(handle: int, count: int, seed: int = 0) -> list[Transfer]:
         buffers = [
             aligned_buffer(random.randint(1, 3) * PAGE_BYTES) for _ in range(random.randint(1, 4))
         ]
-        made.append(Transfer(handle, buffers, random.randrange(PAGES) * PAGE_BYTES))
+        offset = random.randrange(PAGES) * PAGE_BYTES
+        made.append(Transfer(handle, buffers, offset, sum(map(len, buffers))))
     return made
 
 

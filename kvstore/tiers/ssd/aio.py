@@ -38,11 +38,13 @@ _BUSY = (errno.EAGAIN, errno.EINTR)
 
 
 class Transfer(NamedTuple):
-    """One read: `buffers`, writable, are filled one after the other from `offset` of a file."""
+    """One read: `buffers`, writable, `length` bytes in all, are filled one after the other from
+    `offset` of a file."""
 
     handle: int
     buffers: Sequence[memoryview]
     offset: int
+    length: int
 
 
 Done = Callable[[int, int | OSError], None]
@@ -96,25 +98,27 @@ class Queue:
         first = int(addresses.ctypes.data)
         started = under_way = 0
         depth = min(depth, self.depth)
+        ended: list[tuple[int, int]] = []
         try:
-            while started < len(iocbs) or under_way:
+            while started < len(iocbs) or under_way or ended:
                 room = min(depth - under_way, len(iocbs) - started)
                 if room:
                     count, error = self._start(first + 8 * started, room, under_way)
+                    started += count
+                    under_way += count
                     if error is not None:
                         # the kernel took none of them, and the first is to blame
                         started += 1
                         done(started - 1, error)
                         continue
-                    started += count
-                    under_way += count
-                    if not under_way:
-                        continue
-                finished = self._wait(max(1, min(under_way, depth // 4)))
-                under_way -= len(finished)
-                for position, result in finished:
+                # the queue is full again while the caller looks at what has ended
+                for position, result in ended:
                     code = -result
                     done(position, result if result >= 0 else OSError(code, os.strerror(code)))
+                # few wake-ups while there is more to begin, early news of the last ones
+                least = depth if started < len(iocbs) else under_way
+                ended = self._wait(max(1, min(under_way, least // 2))) if under_way else []
+                under_way -= len(ended)
         finally:
             while under_way:
                 under_way -= len(self._wait(under_way))

@@ -224,11 +224,11 @@ class OsFileSystem:
 
     def preadv_many(self, reads: Sequence[Transfer], depth: int, done: Done) -> None:
         def finish(position: int, result: int | OSError) -> None:
-            read = reads[position]
-            short = isinstance(result, int) and result < sum(map(len, read.buffers))
-            if short or (isinstance(result, OSError) and result.errno in _AGAIN):
-                result = try_preadv(self, read)
-            done(position, result)
+            if isinstance(result, OSError):
+                again = result.errno in _AGAIN
+            else:
+                again = result < reads[position].length
+            done(position, try_preadv(self, reads[position]) if again else result)
 
         if len(reads) < 2 or depth < 2 or not self._queues.read(reads, depth, finish):
             one_by_one(self, reads, done)

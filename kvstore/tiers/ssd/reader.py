@@ -8,11 +8,11 @@ from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, ReadItem
 from kvstore.tiers.ssd.aio import Transfer
 from kvstore.tiers.ssd.files import FileSystem, disk_error
-from kvstore.tiers.ssd.runs import runs
 from kvstore.tiers.ssd.segments import SegmentFiles
 
 _RUN_BYTES_MAX = 1 << 20
 """Of one transfer. Larger ones are no faster, and what arrives early can be checked early."""
+_RUN_ITEMS_MAX = 256
 
 
 class LogReader:
@@ -26,31 +26,32 @@ class LogReader:
     ) -> list[Exception | None]:
         """See `LogTier`."""
         errors: list[Exception | None] = [None] * len(items)
-        order = sorted(range(len(items)), key=lambda i: items[i].location)
-        places = runs(order, lambda i: (items[i].location, len(items[i].into)), _RUN_BYTES_MAX)
+        runs = _runs(items)
         transfers: list[Transfer] = []
         positions: list[list[int]] = []
 
         def done(number: int, result: int | OSError) -> None:
-            run, transfer = positions[number], transfers[number]
-            at = Location(items[run[0]].location.segment, transfer.offset)
-            whole = self._whole(at, transfer, result)
-            for i, error in zip(run, whole, strict=True):
-                errors[i] = error
-                if error is None and arrived is not None:
-                    arrived(i)
+            transfer, run = transfers[number], positions[number]
+            if result != transfer.length:
+                at = Location(items[run[0]].location.segment, transfer.offset)
+                for i, error in zip(run, self._whole(at, transfer, result), strict=True):
+                    errors[i] = error
+            if arrived is not None:
+                for i in run:
+                    if errors[i] is None:
+                        arrived(i)
 
         with ExitStack() as stack:
             handles: dict[int, int | OSError] = {}
-            for run in places:
+            for run, length in runs:
                 location = items[run[0]].location
                 handle = self._handle(location.segment, handles, stack)
-                buffers = [items[i].into for i in run]
                 if isinstance(handle, OSError):
                     for i in run:
                         errors[i] = self._error(location, handle)
                     continue
-                transfers.append(Transfer(handle, buffers, location.offset))
+                buffers = [items[i].into for i in run]
+                transfers.append(Transfer(handle, buffers, location.offset, length))
                 positions.append(run)
             self._files.preadv_many(transfers, self._queue_depth, done)
         return errors
@@ -81,3 +82,32 @@ class LogReader:
             end += len(buffer)
             errors.append(None if end <= result else self._error(at, short))
         return errors
+
+
+def _runs(items: Sequence[ReadItem]) -> list[tuple[list[int], int]]:
+    """Positions of items that lie one behind the other in one segment, and their bytes, in the
+    order of the log."""
+    locations = [item.location for item in items]
+    runs: list[tuple[list[int], int]] = []
+    run: list[int] = []
+    in_segment = expected = size = 0
+    for i in sorted(range(len(items)), key=locations.__getitem__):
+        segment, offset = locations[i]
+        length = len(items[i].into)
+        if (
+            run
+            and offset == expected
+            and segment == in_segment
+            and size + length <= _RUN_BYTES_MAX
+            and len(run) < _RUN_ITEMS_MAX
+        ):
+            run.append(i)
+            size += length
+        else:
+            if run:
+                runs.append((run, size))
+            run, size, in_segment = [i], length, segment
+        expected = offset + length
+    if run:
+        runs.append((run, size))
+    return runs

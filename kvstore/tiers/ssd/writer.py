@@ -8,7 +8,7 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from kvstore.clock import Clock
@@ -28,11 +28,11 @@ from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, attempt, disk_error
 from kvstore.tiers.ssd.index import IndexChange
 from kvstore.tiers.ssd.recovery import Opened
-from kvstore.tiers.ssd.runs import runs
 from kvstore.tiers.ssd.segments import SegmentFiles
 from kvstore.tiers.ssd.space import Space
 
 _log = logging.getLogger(__name__)
+_RUN_ITEMS_MAX = 256
 
 
 class LogWriter:
@@ -177,7 +177,7 @@ class LogWriter:
 
     def _append_to(self, segment: int, items: list[WriteItem]) -> None:
         with self._segments.use(segment) as handle:
-            for run in runs(items, lambda i: (i.location, len(i.frame))):
+            for run in _runs(items):
                 frames = [item.frame for item in run]
                 self._files.pwrite(handle, frames, run[0].location.offset)
             if not self._sync:
@@ -255,6 +255,18 @@ class LogWriter:
                 self._index.close(clean=False)
                 return
             attempt("closing", path, lambda: self._index.close(clean=True))
+
+
+def _runs(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Split sorted items into runs that lie one behind the other in one segment."""
+    run: list[WriteItem] = []
+    for item in items:
+        if run and (item.location != _end(run[-1]) or len(run) == _RUN_ITEMS_MAX):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 def _end(item: WriteItem) -> Location:
