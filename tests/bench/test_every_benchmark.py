@@ -12,7 +12,8 @@ def test_every_benchmark_is_in_the_list():
 
 def test_a_failure_ends_the_run_with_its_status(monkeypatch):
     ran = []
-    for status, benchmark in zip((0, 3, 0, 0), every.BENCHMARKS, strict=True):
+    for n, benchmark in enumerate(every.BENCHMARKS):
+        status = 3 if n == 1 else 0
         monkeypatch.setattr(benchmark, "main", lambda argv, s=status: ran.append((s, argv)) or s)
     assert every.main(["--smoke"]) == 3
     assert ran == [(0, ["--smoke"]), (3, ["--smoke"])]
