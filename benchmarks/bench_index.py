@@ -1,9 +1,12 @@
 """A store of a million blocks: how soon it serves, what a block costs in memory, how fast it looks.
 
 The index is real (LMDB and all), the payload is sparse. A child process opens the store, so that
-memory is counted from nothing. Lookups stand beside bare dictionary lookups of the same keys in the
-same run; both are counted in the thread's own CPU time, since they never wait. Targets: first hit
-within 2 s of opening, 256 bytes resident per block, a match of 4,096 keys within 2 ms.
+memory is counted from nothing and the first hit from the start of the process, interpreter and
+imports included. It is killed at the end, and a second one opens what a killed process leaves,
+where the index can't be taken on trust. Lookups stand beside bare dictionary lookups of the same
+keys in the same run; both are counted in the thread's own CPU time, since they never wait. `cpu`:
+seconds of CPU up to the first hit, which a busy machine does not stretch as it does the others.
+Targets: first hit within 2 s, 256 bytes resident per block, a match of 4,096 keys within 2 ms.
 """
 
 import argparse
@@ -35,7 +38,13 @@ BLOCKS_FULL, BLOCKS_SMOKE = 1_000_000, 3_000
 ROUNDS_FULL, ROUNDS_SMOKE = 50, 3
 CHAIN_BLOCKS = 4096
 SEGMENT_BYTES = 1 << 30
-TARGETS = {"first_hit_s": 2.0, "bytes_per_block": 256.0, "match_ms": 2.0}
+TARGETS = {
+    "first_hit_s": 2.0,
+    "killed_first_hit_s": 2.0,
+    "bytes_per_block": 256.0,
+    "killed_bytes_per_block": 256.0,
+    "match_ms": 2.0,
+}
 NAMESPACE = Namespace("bench", "1", DS41F_LAYOUT)
 _COMMIT_BLOCKS = 50_000
 
@@ -126,21 +135,37 @@ def resident_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-async def measure(directory: Path, blocks: int, rounds: int) -> dict[str, float]:
-    """In the child: open, first hit, memory, lookups."""
+async def open_and_hit(
+    directory: Path, blocks: int, spawned_s: float
+) -> tuple[Engine, dict[str, float]]:
+    """In the child: open, first hit, memory."""
     before = resident_bytes()
-    began = time.perf_counter()
+    began = time.monotonic()
     engine = await Engine.open(config(directory))
-    opened = time.perf_counter()
+    opened = time.monotonic()
     namespace_id = engine.open_namespace(NAMESPACE)
     (block,) = chain(namespace_id, DS41F_LAYOUT, [1])
     lease = await engine.acquire(namespace_id, [block.key])
     (frames,) = await engine.read(lease.lease_id, [block.key])
     assert frames.outcome is Outcome.HIT
-    first_hit = time.perf_counter()
+    first_hit, cpu = time.monotonic(), time.process_time()
     frames.done()
+    await engine.release(lease.lease_id)
     await asyncio.sleep(0.5)
-    resident = resident_bytes() - before
+    return engine, {
+        "open_s": opened - began,
+        "first_hit_s": first_hit - spawned_s,
+        "first_hit_cpu_s": cpu,
+        "bytes_per_block": (resident_bytes() - before) / blocks,
+    }
+
+
+async def first_life(
+    directory: Path, blocks: int, rounds: int, spawned_s: float
+) -> dict[str, float]:
+    """In the child: `open_and_hit`, and lookups."""
+    engine, results = await open_and_hit(directory, blocks, spawned_s)
+    namespace_id = engine.open_namespace(NAMESPACE)
     keys = [key_of(block) for block in range(min(CHAIN_BLOCKS, blocks))]
     bare = {key_of(block): block for block in range(blocks)}
     match_s, bare_s, acquire_s = [], [], []
@@ -155,15 +180,41 @@ async def measure(directory: Path, blocks: int, rounds: int) -> dict[str, float]
         lease = await engine.acquire(namespace_id, keys)
         await engine.release(lease.lease_id)
         acquire_s.append(time.thread_time() - start)
-    await engine.close()
     return {
-        "open_s": opened - began,
-        "first_hit_s": first_hit - began,
-        "bytes_per_block": resident / blocks,
+        **results,
         "match_ms": statistics.median(match_s) * 1e3,
         "match_to_bare_lookup": statistics.median(match_s) / statistics.median(bare_s),
         "acquire_release_ms": statistics.median(acquire_s) * 1e3,
     }
+
+
+async def second_life(directory: Path, blocks: int, spawned_s: float) -> dict[str, float]:
+    """In the next child: `open_and_hit`."""
+    engine, results = await open_and_hit(directory, blocks, spawned_s)
+    await engine.close()
+    return {f"killed_{name}": value for name, value in results.items()}
+
+
+def child(directory: Path, blocks: int, rounds: int, life: int, spawned_s: float) -> None:
+    """Print the results as JSON. The first ends as if killed: nothing is closed."""
+    if life == 1:
+        results = asyncio.run(first_life(directory, blocks, rounds, spawned_s))
+    else:
+        results = asyncio.run(second_life(directory, blocks, spawned_s))
+    print(json.dumps(results), flush=True)
+    if life == 1:
+        os._exit(0)
+
+
+def run_child(directory: str, smoke: bool, life: int) -> dict[str, float]:
+    """The results of one."""
+    command = [sys.executable, "-m", "benchmarks.bench_index", "--child", directory]
+    command += ["--life", str(life), "--spawned", repr(time.monotonic())]
+    ran = subprocess.run(
+        command + ["--smoke"] * smoke, stdout=subprocess.PIPE, check=True, text=True
+    )
+    results: dict[str, float] = json.loads(ran.stdout)
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,19 +222,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="a small store, few rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--child", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--life", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--spawned", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     blocks = BLOCKS_SMOKE if options.smoke else BLOCKS_FULL
     rounds = ROUNDS_SMOKE if options.smoke else ROUNDS_FULL
     if options.child:
-        print(json.dumps(asyncio.run(measure(options.child, blocks, rounds))))
+        child(options.child, blocks, rounds, options.life, options.spawned)
         return 0
     with tempfile.TemporaryDirectory(prefix="bench-index-") as directory:
         make_store(Path(directory), blocks)
-        command = [sys.executable, "-m", "benchmarks.bench_index", "--child", directory]
-        ran = subprocess.run(
-            command + ["--smoke"] * options.smoke, stdout=subprocess.PIPE, check=True, text=True
-        )
-    results = json.loads(ran.stdout)
+        results = run_child(directory, options.smoke, 1)
+        results |= run_child(directory, options.smoke, 2)
     print(f"{blocks} blocks")
     for name, value in results.items():
         target = f"   target {TARGETS[name]:g}" if name in TARGETS else ""

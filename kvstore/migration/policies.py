@@ -18,7 +18,6 @@ from kvstore.eviction import POLICIES, EvictionPolicy, Surroundings
 from kvstore.index import BlockIndex
 
 Rows = npt.NDArray[np.int64]
-_NAME_BYTES = 8
 _FRAME_BYTES_ASSUMED = 229_376
 """Of DS4.1F's released layout; until a tier holds frames to go by."""
 
@@ -47,9 +46,7 @@ class TierPolicies:
         return ((tier, policy) for tier, policy in self.of.items() if self._budget_bytes[tier])
 
     def _names(self, rows: Rows) -> npt.NDArray[np.uint64]:
-        keys = self._index.keys
-        packed = b"".join([keys[row][:_NAME_BYTES] for row in rows.tolist()])
-        return np.frombuffer(packed, np.uint64)
+        return self._index.keys.heads(rows)
 
     def _room(self, tier: Tier) -> int:
         return self._budget_bytes[tier] // self._frame_bytes

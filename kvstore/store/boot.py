@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvstore.block import Tier
 from kvstore.errors import InvalidRequest
 from kvstore.index import BlockIndex, BulkRows
-from kvstore.namespace import DIGEST_BYTES, Namespace, namespace_id
+from kvstore.namespace import Namespace, namespace_id
 from kvstore.store.core import Core
 from kvstore.tiers.base import PAGE_BYTES, Location, NamespaceRow, Recovered
 from kvstore.tiers.frame import Kind
@@ -36,7 +36,7 @@ def load(core: Core, recovered: Recovered, secret: bytes) -> None:
     order = np.argsort(place | recovered.offset // PAGE_BYTES)
     chosen = order[good[order]]
     rows = BulkRows(
-        keys=np.frombuffer(b"".join(recovered.keys), f"V{DIGEST_BYTES}")[chosen],
+        keys=recovered.packed_keys[chosen],
         parents=recovered.parents[chosen],
         namespace=number[recovered.namespace_no[chosen]],
         depth=recovered.depth[chosen],
@@ -93,7 +93,7 @@ def _discard(core: Core, recovered: Recovered, entries: npt.NDArray[Any]) -> Non
     ssd = core.residency.ssd
     assert ssd is not None
     for i in entries.tolist():
-        key = recovered.keys[i]
+        key = recovered.packed_keys[i].tobytes()
         place = Location(int(recovered.segment[i]), int(recovered.offset[i]))
         ssd.mark_dead(place, int(recovered.stored_length[i]))
         core.residency.removes[key] = None

@@ -415,9 +415,8 @@ class SimIndex:
         index = self._index
         values = np.frombuffer(b"".join(index.blocks.values()), np.uint8)
         rows = values.reshape(len(index.blocks), -1) if index.blocks else IndexContent().values
-        return IndexContent(
-            list(index.blocks), rows, index.log_end, list(index.namespaces.values())
-        )
+        keys = np.frombuffer(b"".join(index.blocks), IndexContent().keys.dtype)
+        return IndexContent(keys, rows, index.log_end, list(index.namespaces.values()))
 
     def commit(self, change: IndexChange) -> list[bytes]:
         """One step, recorded; atomic and durable."""

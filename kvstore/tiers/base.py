@@ -136,14 +136,14 @@ class NamespaceRow(NamedTuple):
 class Recovered:
     """What a log holds at open: one row per indexed object, columns of equal length.
 
-    `keys`: 32 bytes each. `parents`: dtype V32 (`.tolist()` gives bytes). `namespace_no`, `depth`,
+    `packed_keys`, `parents`: dtype V32 (`.tolist()` gives bytes). `namespace_no`, `depth`,
     `segment`, `stored_length`, `payload_length`: uint32. `offset`: uint64. `created_wall_s`:
     float64. `kind`: uint8 (`frame.Kind`). Rows come in no order that means anything; a row's parent
     may be missing, which is the caller's to judge. `notes`: what had to be repaired, one sentence
     each, empty after a clean stop.
     """
 
-    keys: list[bytes] = field(default_factory=list)
+    packed_keys: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, "V32"))
     parents: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, "V32"))
     kind: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     namespace_no: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -163,6 +163,12 @@ class Recovered:
     """Bytes of unfinished frames cut from the log's end."""
     rebuilt: bool = False
     """Whether the index was lost or broken and rebuilt from the frames."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        """`packed_keys` as bytes: an object each."""
+        keys: list[bytes] = self.packed_keys.tolist()
+        return keys
 
 
 class LogTier(Protocol):

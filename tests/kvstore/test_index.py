@@ -221,7 +221,7 @@ def test_loading_nothing_is_fine():
         (lambda index, row: index.depth.__setitem__(row, 7), "depth"),
         (lambda index, row: index.tiers.__setitem__(row, 0), "no tier"),
         (lambda index, row: index.state.__setitem__(row, GHOST), "ghost"),
-        (lambda index, row: index.keys.__setitem__(row, key(77)), "key points"),
+        (lambda index, row: index.keys.packed.__setitem__(32 * row, 0), "key points"),
         (lambda index, row: index.state.__setitem__(row, FREE), "number"),
         (lambda index, row: index.namespace.__setitem__(row, 5), "namespace"),
     ],

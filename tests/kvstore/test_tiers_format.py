@@ -94,7 +94,7 @@ def test_the_page_reader_reads_what_lmdb_reads(tmp_path: Path) -> None:
         keys, values = read_records(tmp_path / "data.mdb", b"blocks", 32, 96)
         with env.begin(db=db) as txn:
             there = list(txn.cursor())
-        assert keys == [key for key, _ in there]
+        assert keys.tolist() == [key for key, _ in there]
         assert values.tobytes() == b"".join(value for _, value in there)
     with env.begin(db=db) as txn:
         assert txn.stat(db)["depth"] == 3

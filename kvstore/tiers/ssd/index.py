@@ -2,7 +2,7 @@
 
 LMDB trusts its file: a damaged page can take the whole process down. So the file is only given to
 it once it is known to be sound, either because its digest is the one left by the last clean stop,
-or because `lmdb.verify`, which walks the pages without the engine, finds nothing wrong and every
+or because `check_file`, which looks at all pages without the engine, finds nothing wrong and every
 record matches its own check. Anything else is an `IndexBroken`, and the index is rebuilt from the
 frames.
 
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lmdb
-import lmdb.verify
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -27,7 +26,7 @@ import xxhash
 from kvstore.errors import StoreFormatError
 from kvstore.tiers.base import Location, NamespaceRow
 from kvstore.tiers.ssd import entry
-from kvstore.tiers.ssd.lmdb_pages import UnexpectedPages, read_records
+from kvstore.tiers.ssd.lmdb_pages import UnexpectedPages, check_file, read_records
 
 INDEX_VERSION = 1
 _FORMAT_KEY, _LOG_END_KEY = b"format", b"log_end"
@@ -52,10 +51,10 @@ class IndexChange:
 
 @dataclass(slots=True)
 class IndexContent:
-    """All of an index. `values[i]` (a row of bytes) is the sealed entry of `keys[i]`. `log_end`:
-    behind the last frame that was ever committed."""
+    """All of an index. `values[i]` (a row of bytes) is the sealed entry of `keys[i]` (dtype V32).
+    `log_end`: behind the last frame that was ever committed."""
 
-    keys: list[bytes] = field(default_factory=list)
+    keys: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, f"V{entry.KEY_BYTES}"))
     values: npt.NDArray[np.uint8] = field(
         default_factory=lambda: np.empty((0, entry.ENTRY_BYTES), np.uint8)
     )
@@ -145,11 +144,9 @@ class LmdbIndex:
 
     def _verify_file(self) -> None:
         try:
-            problems = lmdb.verify.verify(str(self._path))
-        except lmdb.verify.VerifyError as e:
-            raise IndexBroken(f"{self._path} is no LMDB file: {e}") from e
-        if problems:
-            raise IndexBroken(f"{self._path} is damaged: {problems[0]}")
+            check_file(self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES)
+        except UnexpectedPages as e:
+            raise IndexBroken(f"{self._path} is damaged: {e}") from e
 
     def _open_env(self) -> None:
         try:
@@ -212,7 +209,7 @@ class LmdbIndex:
         if not self._records_checked:
             wrong = entry.first_wrong(keys, values)
             if wrong is not None:
-                raise IndexBroken(f"the index record of {keys[wrong].hex()} is damaged")
+                raise IndexBroken(f"the index record of {keys[wrong].tobytes().hex()} is damaged")
         try:
             end = Location(0, 0)
             if log_end is not None:

@@ -194,11 +194,11 @@ class Recovery:
     def _reconcile(self, index: Index, content: IndexContent, rebuilt: bool) -> Opened:
         table = entry.decode_entries(content.values)
         keep = self._pointing_at_something(table)
-        dropped = [content.keys[i] for i in np.flatnonzero(~keep)]
+        dropped = content.keys[~keep].tolist()
         if dropped:
             self._note(f"{len(dropped)} index entries pointed at nothing and were dropped")
         finds = _Finds({row.namespace_id: row for row in content.namespaces})
-        log_end = max(content.log_end, _last_end(table[keep]))
+        log_end = max(content.log_end, _last_end(table[keep] if dropped else table))
         log_end = self._adopt(content, log_end, finds, set(dropped))
         adopted = len(finds.puts)
         cut = self._cut(log_end)
@@ -244,7 +244,7 @@ class Recovery:
                 start = max(start, mark.offset)
             found = []
             for at, header in self._frames(number, start, whole=True):
-                known = set(content.keys) - dropped if known is None else known
+                known = set(content.keys.tolist()) - dropped if known is None else known
                 if header.key not in known:
                     known.add(header.key)
                     found.append((header, Location(number, at)))
@@ -283,13 +283,13 @@ class Recovery:
         keep: npt.NDArray[np.bool_],
         dropped: list[bytes],
         finds: _Finds,
-    ) -> tuple[list[bytes], npt.NDArray[np.void]]:
+    ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
         keys = content.keys
         if dropped:
-            keys = [keys[i] for i in np.flatnonzero(keep)]
-            table = table[keep]
+            keys, table = keys[keep], table[keep]
         if finds.puts:
-            keys = keys + [key for key, _ in finds.puts]
+            new = np.frombuffer(b"".join(key for key, _ in finds.puts), keys.dtype)
+            keys = np.concatenate([keys, new])
             more = entry.decode_entries(b"".join(value for _, value in finds.puts))
             table = np.concatenate([table, more])
         return keys, table
@@ -333,12 +333,12 @@ def _contents(rows: Recovered) -> dict[int, tuple[int, int]]:
     return dict(zip(numbers.tolist(), pairs, strict=True))
 
 
-def _recovered(keys: list[bytes], table: npt.NDArray[np.void]) -> Recovered:
+def _recovered(keys: npt.NDArray[np.void], table: npt.NDArray[np.void]) -> Recovered:
     def column(name: str) -> npt.NDArray[Any]:
         return np.ascontiguousarray(table[name])
 
     return Recovered(
-        keys=keys,
+        packed_keys=keys,
         parents=column("parent"),
         kind=column("kind"),
         namespace_no=column("namespace_no"),
