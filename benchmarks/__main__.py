@@ -3,9 +3,23 @@
 import argparse
 from collections.abc import Sequence
 
-from benchmarks import bench_dataplane, bench_index, bench_kernels, bench_policies, bench_ssd
+from benchmarks import (
+    bench_dataplane,
+    bench_gpu,
+    bench_index,
+    bench_kernels,
+    bench_policies,
+    bench_ssd,
+)
 
-BENCHMARKS = (bench_kernels, bench_index, bench_dataplane, bench_policies, bench_ssd)
+BENCHMARKS = (
+    bench_kernels,
+    bench_gpu,
+    bench_index,
+    bench_dataplane,
+    bench_policies,
+    bench_ssd,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,14 +20,20 @@ struct KvConvertArgs {
     }
 };
 
+// The values staged in shared memory, as a source; and a vector of values out of a source that has
+// four(quad) and pairs(quad).
 struct KvFloat32 {
     static constexpr kv_u32 kBytes = 4;
 
-    // A quad out of the staged vectors of values.
-    KV_HD static KvFour four(const kv_u8* staged, kv_u32 quad) {
-        const KvVector v = kv_load<KvVector>(staged + kv_swizzled(quad) * kKvVectorBytes);
-        return {kv_float(v.x), kv_float(v.y), kv_float(v.z), kv_float(v.w)};
-    }
+    struct Staged {
+        const kv_u8* values;
+
+        KV_HD KvFour four(kv_u32 quad) const {
+            const KvVector v = kv_load<KvVector>(values + kv_swizzled(quad) * kKvVectorBytes);
+            return {kv_float(v.x), kv_float(v.y), kv_float(v.z), kv_float(v.w)};
+        }
+    };
+
     template <class Source>
     KV_HD static KvVector vector(const Source& from, kv_u32 index) {
         const KvFour x = from.four(index);
@@ -38,29 +44,40 @@ struct KvFloat32 {
 struct KvBFloat16 {
     static constexpr kv_u32 kBytes = 2;
 
-    KV_HD static KvFour four(const kv_u8* staged, kv_u32 quad) {
-        const kv_u8* at = staged + kv_swizzled(quad / 2) * kKvVectorBytes + quad % 2 * 8;
-        const kv_u64 both = kv_load<kv_u64>(at);
-        return kv_four_from_bf16((kv_u32)both, (kv_u32)(both >> 32));
-    }
+    struct Staged {
+        const kv_u8* values;
+
+        KV_HD KvPairs pairs(kv_u32 quad) const {
+            const kv_u8* at = values + kv_swizzled(quad / 2) * kKvVectorBytes + quad % 2 * 8;
+            const kv_u64 both = kv_load<kv_u64>(at);
+            return {(kv_u32)both, (kv_u32)(both >> 32)};
+        }
+        KV_HD KvFour four(kv_u32 quad) const { return pairs(quad).four(); }
+    };
+
     template <class Source>
     KV_HD static KvVector vector(const Source& from, kv_u32 index) {
-        const KvFour low = from.four(index * 2), high = from.four(index * 2 + 1);
-        return {kv_pair_to_bf16(low.a, low.b), kv_pair_to_bf16(low.c, low.d),
-                kv_pair_to_bf16(high.a, high.b), kv_pair_to_bf16(high.c, high.d)};
+        const KvPairs first = from.pairs(index * 2), second = from.pairs(index * 2 + 1);
+        return {first.low, first.high, second.low, second.high};
     }
 };
+
+// Two channels at a time.
+KV_HD kv_u32 kv_amax(const KvBFloat16::Staged& from, kv_u32 first_quad, kv_u32 quads) {
+    constexpr kv_u32 magnitudes = 0x7fff7fffu;
+    kv_u32 amax = 0;
+#pragma unroll
+    for (kv_u32 q = 0; q < quads; ++q) {
+        const KvPairs x = from.pairs(first_quad + q);
+        amax = kv_pair_max(amax, kv_pair_max(x.low & magnitudes, x.high & magnitudes));
+    }
+    return kv_max_bits(amax << 16, amax & 0xffff0000u);
+}
 
 template <class Kind>
 KV_HD kv_u32 kv_record_bytes(kv_u32 channels) {
     return channels * Kind::kCodeBits / 8 + channels / Kind::kGroup;
 }
-
-template <class Value>
-struct KvStagedValues {
-    const kv_u8* staged;
-    KV_HD KvFour four(kv_u32 quad) const { return Value::four(staged, quad); }
-};
 
 // Shared memory: the tile's values, swizzled, up to a multiple of 128 bytes; then its records.
 template <class Kind, class Value>
@@ -95,7 +112,7 @@ struct KvQuantize {
         for (kv_u32 g = thread; g < rows * groups; g += kKvThreads) {
             kv_u8* row = tile + g / groups * record;
             const kv_u32 in_row = g % groups;
-            kv_put_group<Kind>(KvStagedValues<Value>{staged}, g, row + in_row * code_bytes,
+            kv_put_group<Kind>(typename Value::Staged{staged}, g, row + in_row * code_bytes,
                                row + groups * code_bytes + in_row);
         }
     }
@@ -107,10 +124,17 @@ struct KvRecordValues {
     const kv_u8* row;
     kv_u32 code_bytes;
 
+    KV_HD float scale(kv_u32 quad) const {
+        return Kind::scale_value(row[code_bytes + quad * 4 / Kind::kGroup]);
+    }
     KV_HD KvFour four(kv_u32 quad) const {
         constexpr int bits = Kind::kCodeBits;
-        const float scale = Kind::scale_value(row[code_bytes + quad * 4 / Kind::kGroup]);
-        return kv_one_nan(kv_times(kv_code_values<bits>(kv_codes_at<bits>(row, quad)), scale));
+        const KvFour values = kv_code_values<bits>(kv_codes_at<bits>(row, quad));
+        return kv_one_nan(kv_times(values, scale(quad)));
+    }
+    KV_HD KvPairs pairs(kv_u32 quad) const {
+        constexpr int bits = Kind::kCodeBits;
+        return kv_scaled_pairs<bits>(kv_codes_at<bits>(row, quad), scale(quad));
     }
 };
 

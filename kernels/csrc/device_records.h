@@ -25,10 +25,10 @@ KV_HD void kv_put_codes(const Source& from, kv_u32 first_quad, KvScale<Kind> sca
     static_assert(Quads % quads_per_word == 0, "codes fill words");
 #pragma unroll
     for (kv_u32 q = 0; q < Quads; q += quads_per_word) {
-        kv_u32 word = kv_encode<Kind>(scale, from.four(first_quad + q));
+        kv_u32 word = scale.four(from.four(first_quad + q));
         if constexpr (quads_per_word == 2)
-            word |= kv_encode<Kind>(scale, from.four(first_quad + q + 1)) << 16;
-        kv_store(codes + q / quads_per_word * 4, word);
+            word = kv_permute(word, scale.four(from.four(first_quad + q + 1)), 0x5410u);
+        kv_store(codes + q / quads_per_word * 4, word & scale.kept());
     }
 }
 
@@ -87,7 +87,7 @@ struct KvRotaryRow {
             return kv_times(kv_code_values<8>(kv_load<kv_u32>(row + quad * 4)), scale);
         }
         const kv_u8* at = row + kCoded + (quad * 4 - kCoded) * 2;
-        return kv_four_from_bf16(kv_load<kv_u32>(at), kv_load<kv_u32>(at + 4));
+        return KvPairs{kv_load<kv_u32>(at), kv_load<kv_u32>(at + 4)}.four();
     }
 
     template <class Source>
@@ -153,9 +153,9 @@ KV_HD bool kv_gives_back(const kv_u8* from, kv_u32 group, kv_u8 scale_byte) {
     bool same = true;
 #pragma unroll 1
     for (kv_u32 q = group * quads; same && q < (group + 1) * quads; ++q) {
-        const kv_u32 codes = kv_encode<KvNvfp4>(scale, From::four(from, q));
+        const kv_u32 codes = scale.four(From::four(from, q));
         const KvFour values = kv_times(kv_code_values<4>(codes), scale.scale);
-        same = kv_encode<typename From::Kind>(engine_scale, values) == kv_load<kv_u32>(from + q * 4);
+        same = engine_scale.four(values) == kv_load<kv_u32>(from + q * 4);
     }
     return same;
 }

@@ -98,7 +98,8 @@ void codes_both_ways(int kind, kv_u8 scale, const float* x, size_t count, kv_u8*
         const KvScale<Kind> divisor(scale);
         for (size_t i = 0; i < count; ++i) {
             plain[i] = Kind::encode(x[i], value);
-            device[i] = static_cast<kv_u8>(divisor.encode(x[i]));
+            device[i] = divisor.four({x[i], x[i], x[i], x[i]}) & divisor.kept() &
+                        ((1u << Kind::kCodeBits) - 1);
         }
     };
     if (kind == 0) fill(KvNvfp4{});

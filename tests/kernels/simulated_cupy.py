@@ -6,6 +6,7 @@ grid that were captured.
 """
 
 import ctypes
+import time
 
 import numpy as np
 
@@ -21,6 +22,9 @@ class Pointer:
     def copy_from_host_async(self, address, nbytes, stream):
         assert nbytes <= self._array.nbytes
         stream.launch(lambda: ctypes.memmove(self.ptr, address, nbytes))
+
+    def copy_from_device_async(self, source, nbytes, stream):
+        self.copy_from_host_async(source.ptr, nbytes, stream)
 
 
 class ndarray(np.ndarray):  # noqa: N801
@@ -113,10 +117,11 @@ class Stream:
 
 class Event:
     def __init__(self, disable_timing=False):
-        pass
+        self.at_s = None
 
     def record(self, stream):
         assert not stream.is_capturing()
+        self.at_s = time.perf_counter()
 
     def synchronize(self):
         pass
@@ -130,6 +135,15 @@ class cuda:  # noqa: N801
         @staticmethod
         def getDeviceCount():  # noqa: N802
             return 1
+
+        @staticmethod
+        def getDeviceProperties(device):  # noqa: N802
+            assert device == 0
+            return {"name": b"simulated"}
+
+    @staticmethod
+    def get_elapsed_time(before, behind):
+        return 1e3 * (behind.at_s - before.at_s)
 
     @staticmethod
     def get_current_stream():

@@ -111,6 +111,7 @@ def test_nvrtc_takes_it(architecture):
     api.nvrtcGetProgramLog(program, log)
     api.nvrtcDestroyProgram(ctypes.byref(program))
     assert status == 0, log.value.decode()
+    assert not log.value.strip()
 
 
 def test_the_report_is_read_as_ptxas_writes_it():
