@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,21 @@ class BlockData:
     outcome: Outcome
     sections: tuple[memoryview, ...] = ()
     tier: Tier = Tier.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class HbmBlock:
+    """One block where it lies in a device's memory.
+
+    `sections[i]`: the i-th section asked for, a `uint8` array that belongs to the store and is not
+    to be written: of CuPy for `kind` "cuda", a view of host memory for "simulated". `device`: its
+    index in the daemon.
+    """
+
+    key: bytes
+    kind: str
+    device: int
+    sections: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,15 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def _parse_indices(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise ValueError("write indices as 0,1") from None
+
+
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -58,8 +67,8 @@ class HbmConfig(_Settings):
 
     `device`: `cupy`, CUDA devices through CuPy, an error where there are none; `auto`, the same
     where there are some, else no tier; `simulated`, host memory behind a device's rules, for tests
-    and demonstrations; `off`. `devices`: which, by index. `budget_bytes`: of each of them, taken
-    once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and demotion
+    and demonstrations; `off`. `devices`: which, by index ("0,1"). `budget_bytes`: of each of them,
+    taken once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and demotion
     at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the tier is
     given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
     `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`: how much of
@@ -67,7 +76,11 @@ class HbmConfig(_Settings):
     """
 
     device: Literal["auto", "cupy", "simulated", "off"] = "auto"
-    devices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
+    devices: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...],
+        BeforeValidator(_parse_indices),
+        Field(min_length=1),
+    ] = (0,)
     budget_bytes: Annotated[Bytes, Field(ge=4 * _KIB)] = 1 * _GIB
     copy_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
     copy_s_max: Seconds = 10.0

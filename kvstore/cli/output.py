@@ -158,6 +158,8 @@ def print_stat(console: Console, stat: Stat) -> None:
         console.print(f"the youngest block that left the ssd for room was {age} old")
     if refused := stat.counters.get("refused_ssd_blocks"):
         console.print(f"{refused:,} blocks kept out of an ssd full of blocks too young to go")
+    for note in stat.notes:
+        console.print(note, soft_wrap=True)
     wrong = {k: n for k, n in stat.counters.items() if n and k.startswith(("corrupt", "disk_"))}
     for name, n in wrong.items():
         console.print(f"[red]{name.replace('_', ' ')}: {n:,}[/red]")

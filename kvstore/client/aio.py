@@ -5,7 +5,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
+from kvstore.block import (
+    BlockData,
+    BlockPut,
+    Buffer,
+    Durability,
+    HbmBlock,
+    Match,
+    Outcome,
+    PutOutcome,
+    Tier,
+)
 from kvstore.client import batching
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
@@ -217,8 +227,32 @@ class AsyncClient(AsyncWindows):
                 return await self._taken(lease.namespace, arrived)
         return await self.read(lease, keys, sections)
 
+    async def open_hbm(self) -> str | None:
+        """Open the daemon's device memory, on the same host: leases acquired from now on know what
+        lies there, `read` takes that from there first, and `view_hbm` shows it. Returns its kind,
+        "cuda" or "simulated"; None, and nothing changes, where there is none that can be opened.
+        """
+        return await self._transport.open_hbm(self.deadline_s)
+
+    def view_hbm(
+        self, lease: AsyncLease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[HbmBlock | None]:
+        """Blocks under a lease where they lie in a device's memory, None for one that was not there
+        when the lease was acquired; after `open_hbm`. No checksum is looked at.
+
+        As with `view`, what was made of the bytes counts only if `intact` says so *afterwards*:
+        after the copies or kernels that read them are done, not after they were queued.
+        """
+        batching.check_keys(keys)
+        layout = lease.namespace.layout
+        wanted = batching.check_sections(sections, layout)
+        read = BulkRead(lease.id, keys, wanted, layout.section_bytes, memoryview(b""))
+        blocks = self._transport.view_hbm(read)
+        lease._shown.update(block.key for block in blocks if block is not None)
+        return blocks
+
     def intact(self, lease: AsyncLease, keys: Sequence[bytes]) -> bool:
-        """Whether what `view` showed of these blocks was theirs up to now."""
+        """Whether what `view` and `view_hbm` showed of these blocks was theirs up to now."""
         shown = [key for key in keys if key in lease._shown]
         return not shown or self._transport.intact(lease.id, shown)
 

@@ -6,6 +6,7 @@ Where the data port can't be reached, everything goes over gRPC, unless the URL 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -15,12 +16,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.block import BlockData, BlockPut, Durability, Outcome, PutOutcome, Tier
+from kvstore.block import BlockData, BlockPut, Durability, HbmBlock, Outcome, PutOutcome, Tier
 from kvstore.client import batching, port_windows
 from kvstore.client.port_pool import PortPool
 from kvstore.client.port_stream import PortStream, PortUnreachable, StreamLost
 from kvstore.client.remote import Carrier, RemoteTransport
-from kvstore.client.shared_arena import Copied, LocatedLease, Pieces, SharedArenaView
+from kvstore.client.shared_arena import Copied, LocatedLease, Pieces, SharedArenaView, places_by_key
+from kvstore.client.shared_hbm import SharedHbmView, open_shared
 from kvstore.client.transport import Arrived, ArrivedWindow, BulkRead
 from kvstore.client.url import StoreURL
 from kvstore.errors import KVStoreError, MessageTooLarge, Unavailable
@@ -28,6 +30,7 @@ from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
 from kvstore.server.port.frames import NUMBER_OF_METHOD
 from kvstore.store.types import LeaseGrant, WindowPut
+from kvstore.tiers.hbm.device import DeviceError
 from kvstore.v1 import kvstore_pb2 as pb
 
 AHEAD = 2
@@ -49,6 +52,9 @@ class DataTransport(RemoteTransport):
         self._leases: dict[int, LocatedLease] = {}
         self._arena: SharedArenaView | None = None
         self._arena_lock = threading.Lock()
+        self._hbm_wanted = False
+        self._hbm: tuple[bytes, SharedHbmView | None] | None = None
+        """The instance whose pools were asked for, and what came of it."""
 
     # streams
 
@@ -179,15 +185,20 @@ class DataTransport(RemoteTransport):
         asked_s = time.monotonic()
         arena, sizes = self._arena, self._layouts.get(namespace_id)
         locate = arena is not None and sizes is not None and self._port_wanted
-        reply = await self._acquire(namespace_id, keys, ttl_s, timeout_s, locate)
+        hbm = self._open_hbm() if locate and self._hbm_wanted else None
+        reply = await self._acquire(
+            namespace_id, keys, ttl_s, timeout_s, locate, locate_hbm=hbm is not None
+        )
         grant = messages.lease_from_pb(reply)
         arena = self._arena
         if arena is not None and sizes is not None and reply.arena_id == arena.instance_id:
             self._forget_lapsed(asked_s)
             places = np.frombuffer(reply.slots, "<u8").reshape(-1, 2)
-            self._leases[grant.lease_id] = LocatedLease(
-                arena, keys, places, sizes, asked_s + grant.ttl_s
-            )
+            lease = LocatedLease(arena, keys, places, sizes, asked_s + grant.ttl_s)
+            if hbm is not None and self._hbm == (arena.instance_id, hbm):
+                lease.hbm = hbm
+                lease.in_hbm = places_by_key(keys, reply.hbm_slots)
+            self._leases[grant.lease_id] = lease
         return grant
 
     def _forget_lapsed(self, now_s: float) -> None:
@@ -245,18 +256,53 @@ class DataTransport(RemoteTransport):
         return reading.result()
 
     def _read(self, reading: "_Reading") -> list[int]:
-        return reading.copy(reading.all)
+        return reading.copy(reading.copy_hbm(reading.all))
 
     def _view(self, reading: "_Reading") -> list[int]:
         return reading.look(reading.all)
 
     def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
         lease = self._leases.get(lease_id)
-        if lease is None or not lease.arena.alive:
-            return False
-        places = [lease.shown.get(key) for key in keys]
-        there = [place for place in places if place is not None]
-        return len(there) == len(places) and lease.arena.intact(there)
+        return lease is not None and lease.intact(keys)
+
+    # hbm
+
+    async def open_hbm(self, timeout_s: float) -> str | None:
+        self._hbm_wanted = True
+        if self._arena is None and self._port_wanted:
+            with contextlib.suppress(PortUnreachable):
+                self._pool.give(await self._stream(timeout_s))
+        hbm = await self._do(self._open_hbm)
+        return None if hbm is None else hbm.kind
+
+    def _open_hbm(self) -> SharedHbmView | None:
+        """The pools of the daemon that is there now; None where they can't be had."""
+        arena = self._arena
+        if arena is None or not arena.alive:
+            return None
+        with self._arena_lock:
+            if self._hbm is None or self._hbm[0] != arena.instance_id:
+                try:
+                    found = open_shared(arena.opened)
+                except DeviceError as e:
+                    _log.warning("%s: hbm can't be opened: %s", self._peer, e)
+                    found = None
+                self._hbm = (arena.instance_id, found)
+            return self._hbm[1]
+
+    def view_hbm(self, read: BulkRead) -> list[HbmBlock | None]:
+        lease = self._located(read.lease_id)
+        if lease is None or lease.hbm is None:
+            return [None] * len(read.keys)
+        pieces = Pieces.of(tuple(read.section_bytes), tuple(read.sections))
+        blocks: list[HbmBlock | None] = []
+        for key in read.keys:
+            place = lease.in_hbm.get(key)
+            block = None if place is None else lease.hbm.block(key, place, pieces)
+            if block is not None and place is not None:
+                lease.shown_in_hbm[key] = place
+            blocks.append(block)
+        return blocks
 
     # puts
 
@@ -305,6 +351,9 @@ class DataTransport(RemoteTransport):
         self._pool.close()
         self._arena = None
         self._leases.clear()
+        if self._hbm is not None and self._hbm[1] is not None:
+            self._hbm[1].close()
+        self._hbm = None
         await super().close()
 
 
@@ -333,6 +382,30 @@ class _Reading:
         block = self._read.into[start : start + pieces.stride]
         sections = tuple(map(block.__getitem__, pieces.slices))
         return BlockData(self._read.keys[i], Outcome.HIT, sections, tier)
+
+    # hbm
+
+    def copy_hbm(self, wanted: Sequence[int]) -> list[int]:
+        """Copy out what lies in HBM, where that is open; returns which blocks did not."""
+        lease = self.lease
+        if lease is None or lease.hbm is None:
+            return list(wanted)
+        read, stride = self._read, self._pieces.stride
+        there = [i for i in wanted if read.keys[i] in lease.in_hbm]
+        keys = [read.keys[i] for i in there]
+        places, starts = [lease.in_hbm[key] for key in keys], [i * stride for i in there]
+        try:
+            copied = lease.hbm.copy(keys, places, self._pieces, read.into, starts, read.verify)
+        except DeviceError as e:
+            _log.warning("reading by way of the host, since hbm can't be read: %s", e)
+            return list(wanted)
+        for i, outcome in zip(there, copied, strict=True):
+            if outcome is Copied.GOOD:
+                self._blocks[i] = self._hit(i, Tier.HBM)
+            elif outcome is Copied.CORRUPT:
+                self._corrupt.append(read.keys[i])
+        gone = {i for i, o in zip(there, copied, strict=True) if o is Copied.GONE}
+        return [i for i in wanted if i in gone or read.keys[i] not in lease.in_hbm]
 
     # the arena
 
@@ -378,7 +451,7 @@ class _Reading:
         assert self.lease is not None
         arena, pieces = self.lease.arena, self._pieces
         there, places, left = self._known(wanted)
-        starts = self._starts()
+        starts = [(at, at + length) for at, length in pieces.in_frame()]
         for i, (offset, generation) in zip(there, places, strict=True):
             frame = arena.frame(offset, pieces.end)
             if frame is None or not arena.holds(offset, generation):
@@ -388,15 +461,6 @@ class _Reading:
             sections = tuple([frame[a:b] for a, b in starts])
             self._blocks[i] = BlockData(self._read.keys[i], Outcome.HIT, sections, tier)
         return left
-
-    def _starts(self) -> list[tuple[int, int]]:
-        """Where each section asked for lies in the frame."""
-        spans = []
-        for a, b in self._pieces.spans:
-            for first, to, length in self._pieces.runs:
-                if to <= a < to + length:
-                    spans.append((first + a - to, first + b - to))
-        return spans
 
     # the stream
 

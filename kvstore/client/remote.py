@@ -129,7 +129,7 @@ class RemoteTransport(NoBulk):
     async def acquire(
         self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None, timeout_s: float
     ) -> LeaseGrant:
-        reply = await self._acquire(namespace_id, keys, ttl_s, timeout_s, locate=False)
+        reply = await self._acquire(namespace_id, keys, ttl_s, timeout_s)
         return messages.lease_from_pb(reply)
 
     async def _acquire(
@@ -138,12 +138,14 @@ class RemoteTransport(NoBulk):
         keys: Sequence[bytes],
         ttl_s: float | None,
         timeout_s: float,
-        locate: bool,
+        locate: bool = False,
+        locate_hbm: bool = False,
     ) -> Any:
         request = pb.AcquireRequest(
             namespace_id=namespace_id,
             keys=messages.pack_keys(keys),
             locate=locate,
+            locate_hbm=locate_hbm,
             **_ttl(ttl_s),
         )
         return await self._ask("Acquire", request, pb.AcquireReply, timeout_s)

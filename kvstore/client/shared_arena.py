@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,22 @@ from kvstore.client.port_stream import PortStream
 from kvstore.tiers.base import PAGE_BYTES
 from kvstore.tiers.frame import CHECKSUM_BYTES, KEY_OFFSET, checksum_offset, frame_bytes
 
+if TYPE_CHECKING:
+    from kvstore.client.shared_hbm import SharedHbmView
+
 NOT_IN_ARENA = (1 << 64) - 1
 _digest = xxhash.xxh3_128_digest
 _copy = np.copyto
+
+
+def places_by_key(keys: Sequence[bytes], packed: bytes) -> dict[bytes, tuple[int, int]]:
+    """Offset and generation of the leading keys that have a place, from a reply's `slots`."""
+    places = np.frombuffer(packed, "<u8").reshape(-1, 2).tolist()
+    return {
+        key: (offset, generation)
+        for key, (offset, generation) in zip(keys, places, strict=False)
+        if offset != NOT_IN_ARENA
+    }
 
 
 class Copied(Enum):
@@ -52,6 +66,15 @@ class Pieces:
     head_bytes: int
     end: int
 
+    def in_frame(self) -> list[tuple[int, int]]:
+        """Where each section asked for lies in the frame: offset and length."""
+        places = []
+        for a, b in self.spans:
+            for first, to, length in self.runs:
+                if to <= a < to + length:
+                    places.append((first + a - to, b - a))
+        return places
+
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, section_bytes: tuple[int, ...], wanted: tuple[int, ...]) -> "Pieces":
@@ -79,7 +102,8 @@ class Pieces:
 @dataclass(slots=True)
 class LocatedLease:
     """Where the blocks of a lease lie. `places`: offset and generation per key, as acquired.
-    `shown`: those that a caller was given to use in place."""
+    `shown`: those that a caller was given to use in place. `hbm`, `in_hbm`, `shown_in_hbm`: the
+    same of HBM, where it is open."""
 
     arena: "SharedArenaView"
     keys: Sequence[bytes]
@@ -87,21 +111,29 @@ class LocatedLease:
     section_bytes: Sequence[int]
     expires_s: float
     shown: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    hbm: "SharedHbmView | None" = None
+    in_hbm: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    shown_in_hbm: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     _at: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def known(self) -> dict[bytes, tuple[int, int]]:
         """Offset and generation of what is known to lie in the arena."""
         if not self._at:
-            there = self.places[:, 0] != NOT_IN_ARENA
-            self._at = {
-                key: (offset, generation)
-                for key, ok, (offset, generation) in zip(
-                    self.keys, there.tolist(), self.places.tolist(), strict=False
-                )
-                if ok
-            }
+            self._at = places_by_key(self.keys, self.places.tobytes())
         return self._at
+
+    def intact(self, keys: Sequence[bytes]) -> bool:
+        """Whether what was shown of these blocks still is theirs; False for one never shown."""
+        in_hbm = [place for key in keys if (place := self.shown_in_hbm.get(key))]
+        in_arena = [place for key in keys if (place := self.shown.get(key))]
+        if not self.arena.alive or any(
+            key not in self.shown and key not in self.shown_in_hbm for key in keys
+        ):
+            return False
+        if in_hbm and (self.hbm is None or not self.hbm.intact(in_hbm)):
+            return False
+        return not in_arena or self.arena.intact(in_arena)
 
     def learn(self, keys: Sequence[bytes], places: npt.NDArray[np.uint64]) -> None:
         """The daemon has told newer places."""
@@ -123,6 +155,7 @@ class SharedArenaView:
         if os.fstat(fd).st_size < size or not 0 < table <= size or table % PAGE_BYTES:
             raise ValueError(f"an arena of {size} B with generations at {table}")
         self.instance_id: bytes = opened.instance_id
+        self.opened = opened
         self._stream = stream
         self.view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
         self._bytes = np.frombuffer(self.view, np.uint8)

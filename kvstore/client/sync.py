@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from kvstore.block import BlockData, BlockPut, Buffer, Durability, Match, PutOutcome, Tier
+from kvstore.block import BlockData, BlockPut, Buffer, Durability, HbmBlock, Match, PutOutcome, Tier
 from kvstore.client.aio import (
     DEADLINE_S_DEFAULT,
     LS_LIMIT_DEFAULT,
@@ -118,8 +118,18 @@ class Client:
         """Blocks under a lease where they lie; count on them only if `intact` after use."""
         return run_now(self._client.view(lease._lease, keys, sections))
 
+    def open_hbm(self) -> str | None:
+        """Open the daemon's device memory for leases from now on; its kind, or None."""
+        return run_now(self._client.open_hbm())
+
+    def view_hbm(
+        self, lease: Lease, keys: Sequence[bytes], sections: Sequence[int] | None = None
+    ) -> list[HbmBlock | None]:
+        """Blocks under a lease in device memory; count on them only if `intact` after use."""
+        return self._client.view_hbm(lease._lease, keys, sections)
+
     def intact(self, lease: Lease, keys: Sequence[bytes]) -> bool:
-        """Whether what `view` showed of these blocks was theirs up to now."""
+        """Whether what `view` and `view_hbm` showed of these blocks was theirs up to now."""
         return self._client.intact(lease._lease, keys)
 
     def put(

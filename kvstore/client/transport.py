@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from kvstore.block import BlockData, BlockPut, Durability, Match, PutOutcome, Tier
+from kvstore.block import BlockData, BlockPut, Durability, HbmBlock, Match, PutOutcome, Tier
 from kvstore.namespace import Namespace
 from kvstore.store.types import (
     BlockFrames,
@@ -72,6 +72,12 @@ class NoBulk:
 
     def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
         return True
+
+    async def open_hbm(self, timeout_s: float) -> str | None:
+        return None
+
+    def view_hbm(self, read: BulkRead) -> list[HbmBlock | None]:
+        return [None] * len(read.keys)
 
     async def put_bulk(
         self,
@@ -141,7 +147,15 @@ class Transport(Protocol):
         ...
 
     def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
-        """Whether what `view_bulk` gave of these blocks is still theirs."""
+        """Whether what `view_bulk` and `view_hbm` gave of these blocks is still theirs."""
+        ...
+
+    async def open_hbm(self, timeout_s: float) -> str | None:
+        """Open the store's device pools, for leases from now on; their kind, or None."""
+        ...
+
+    def view_hbm(self, read: BulkRead) -> list[HbmBlock | None]:
+        """Blocks of a lease where they lie in the opened pools; nothing of `read.into` is used."""
         ...
 
     async def put_bulk(

@@ -213,6 +213,7 @@ def stat_to_pb(stat: Stat) -> Any:
         tiers=tiers,
         evicted_ssd_age_s_min=stat.evicted_ssd_age_s_min,
         windows=pb.WindowsStat(**windows),
+        notes=stat.notes,
         **values,
     )
 
@@ -231,6 +232,7 @@ def stat_from_pb(m: Any) -> Stat:
     values |= {name: dict(getattr(m, name)) for name in _STAT_MAPS}
     age_s = m.evicted_ssd_age_s_min if m.HasField("evicted_ssd_age_s_min") else None
     windows = WindowsStat(**{name: getattr(m.windows, name) for name in _WINDOWS_NUMBERS})
+    values["notes"] = tuple(m.notes)
     return Stat(tiers=tiers, evicted_ssd_age_s_min=age_s, windows=windows, **values)
 
 

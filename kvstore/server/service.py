@@ -141,6 +141,9 @@ class Service:
         reply = messages.lease_to_pb(grant)
         if request.locate and self.arena_id:
             self.locate(reply, grant.lease_id, None)
+            if request.locate_hbm:
+                places = self._engine.locate_hbm(grant.lease_id)
+                reply.hbm_slots = places.astype("<u8", copy=False).tobytes()
         return _encoded(reply)
 
     def locate(self, reply: Any, lease_id: int, keys: Sequence[bytes] | None) -> Any:

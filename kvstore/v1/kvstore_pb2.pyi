@@ -150,32 +150,36 @@ class WaitForRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "ttl_s", "locate")
+    __slots__ = ("namespace_id", "keys", "ttl_s", "locate", "locate_hbm")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     LOCATE_FIELD_NUMBER: _ClassVar[int]
+    LOCATE_HBM_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     ttl_s: float
     locate: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., locate: _Optional[bool] = ...) -> None: ...
+    locate_hbm: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., locate: _Optional[bool] = ..., locate_hbm: _Optional[bool] = ...) -> None: ...
 
 class AcquireReply(_message.Message):
-    __slots__ = ("lease_id", "blocks", "ttl_s", "match", "slots", "arena_id")
+    __slots__ = ("lease_id", "blocks", "ttl_s", "match", "slots", "arena_id", "hbm_slots")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     ARENA_ID_FIELD_NUMBER: _ClassVar[int]
+    HBM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     blocks: int
     ttl_s: float
     match: MatchReply
     slots: bytes
     arena_id: bytes
-    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., slots: _Optional[bytes] = ..., arena_id: _Optional[bytes] = ...) -> None: ...
+    hbm_slots: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., slots: _Optional[bytes] = ..., arena_id: _Optional[bytes] = ..., hbm_slots: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_id", "ttl_s")
@@ -496,7 +500,7 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., accepting: _Optional[bool] = ..., cost: _Optional[_Union[TierCost, _Mapping]] = ...) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min", "windows")
+    __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min", "windows", "notes")
     class LookupBlocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -531,6 +535,7 @@ class StatReply(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_SSD_AGE_S_MIN_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
     blocks: int
     namespaces: int
@@ -544,7 +549,8 @@ class StatReply(_message.Message):
     counters: _containers.ScalarMap[str, int]
     evicted_ssd_age_s_min: float
     windows: WindowsStat
-    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., evicted_ssd_age_s_min: _Optional[float] = ..., windows: _Optional[_Union[WindowsStat, _Mapping]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., namespaces: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., dirty_blocks: _Optional[int] = ..., write_back_bytes: _Optional[int] = ..., lookup_blocks: _Optional[_Mapping[str, int]] = ..., puts: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., evicted_ssd_age_s_min: _Optional[float] = ..., windows: _Optional[_Union[WindowsStat, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WindowsStat(_message.Message):
     __slots__ = ("objects", "payload_bytes", "used_bytes", "budget_bytes")
@@ -607,16 +613,32 @@ class PortOpenRequest(_message.Message):
     def __init__(self, token: _Optional[bytes] = ..., share: _Optional[bool] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class PortOpenReply(_message.Message):
-    __slots__ = ("instance_id", "arena_bytes", "generations_offset", "staging")
+    __slots__ = ("instance_id", "arena_bytes", "generations_offset", "staging", "hbm_pools", "hbm_generations")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
+    HBM_POOLS_FIELD_NUMBER: _ClassVar[int]
+    HBM_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     instance_id: bytes
     arena_bytes: int
     generations_offset: int
     staging: bool
-    def __init__(self, instance_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., generations_offset: _Optional[int] = ..., staging: _Optional[bool] = ...) -> None: ...
+    hbm_pools: _containers.RepeatedCompositeFieldContainer[HbmPool]
+    hbm_generations: bytes
+    def __init__(self, instance_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., generations_offset: _Optional[int] = ..., staging: _Optional[bool] = ..., hbm_pools: _Optional[_Iterable[_Union[HbmPool, _Mapping]]] = ..., hbm_generations: _Optional[bytes] = ...) -> None: ...
+
+class HbmPool(_message.Message):
+    __slots__ = ("kind", "device", "size_bytes", "handle")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    device: int
+    size_bytes: int
+    handle: bytes
+    def __init__(self, kind: _Optional[str] = ..., device: _Optional[int] = ..., size_bytes: _Optional[int] = ..., handle: _Optional[bytes] = ...) -> None: ...
 
 class PortError(_message.Message):
     __slots__ = ("name", "details")

@@ -37,6 +37,7 @@ STAT = Stat(
     write_back_bytes=1 << 40,
     lookup_blocks={"hit_dram": 13, "miss": 0},
     puts={"stored": 14},
+    notes=("hbm: absent, there is none",),
     counters={"disk_errors": 15},
     evicted_ssd_age_s_min=16.5,
 )

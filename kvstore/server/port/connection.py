@@ -203,6 +203,7 @@ class Connection:
             peer.shares = True
             reply.generations_offset = arena.generations_offset
             reply.arena_bytes = self._port.arena_map_bytes
+            self._tell_hbm(reply)
         if request.staging_bytes and fds and may_share:
             limit = self._port.config.frame_bytes_max
             peer.staging = map_staging(fds[0], request.staging_bytes, limit)
@@ -219,6 +220,19 @@ class Connection:
             return
         self._port.count("port_connections")
         self._progress(self._port.config.idle_s_max)
+
+    def _tell_hbm(self, reply: Any) -> None:
+        hbm = self._port.hbm
+        if hbm is None:
+            return
+        reply.hbm_generations = hbm.generations
+        for pool in hbm.pools:
+            reply.hbm_pools.add(
+                kind=pool.kind,
+                device=pool.device,
+                size_bytes=pool.size_bytes,
+                handle=pool.handle,
+            )
 
     def _refuse(self, error: KVStoreError, counter: str) -> None:
         """The last frame of a connection that can't be trusted."""

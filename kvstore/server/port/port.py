@@ -21,7 +21,7 @@ from kvstore.server.port.peer import read_only
 from kvstore.server.port.tokens import Tokens
 from kvstore.server.service import Service
 from kvstore.store import Engine
-from kvstore.store.types import SharedArena
+from kvstore.store.types import SharedArena, SharedHbm
 from kvstore.store.waiting import ByteBudget
 
 SWEEP_S = 0.25
@@ -67,6 +67,7 @@ class DataPort:
         self.receiving = ByteBudget(self.config.receive_bytes_max)
         self.draining = False
         self.arena: SharedArena | None = None
+        self.hbm: SharedHbm | None = None
         self.arena_fd = -1
         self.arena_map_bytes = 0
         self._connections: set[Connection] = set()
@@ -98,6 +99,7 @@ class DataPort:
             _log.warning("the arena can't be shared: %s", e)
             return
         self.arena = arena
+        self.hbm = self._engine.shared_hbm
         self.arena_map_bytes = os.fstat(arena.fd).st_size
 
     def _bind(self) -> socket.socket:
