@@ -68,9 +68,9 @@ class HbmConfig(_Settings):
     `device`: `cupy`, CUDA devices through CuPy, an error where there are none; `auto`, the same
     where there are some, else no tier; `simulated`, host memory behind a device's rules, for tests
     and demonstrations; `off`. `devices`: which, by index ("0,1"). `budget_bytes`: of each of them,
-    taken once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and demotion
-    at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the tier is
-    given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
+    taken once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and
+    demotion at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the
+    tier is given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
     `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`: how much of
     the pools readers on this host may keep from eviction with their leases.
     """
