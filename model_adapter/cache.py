@@ -4,7 +4,10 @@ Global KV and index keys of every source layer for all positions, window KV of e
 last ones, the rows of open compression groups, and the token ids (Engram looks back at them).
 """
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +23,22 @@ MAIN_ROLE = "main"
 INDEX_ROLE = "index"
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A section of some blocks that is on its way. `rows` uint8 [n, row bytes]: the memory that it
+    goes to. `done`: to be resolved when it is there, or failed with `SectionsLost`."""
+
+    rows: Records
+    done: "Future[None]"
+
+
 class SequenceCache:
     """What one sequence has left behind so far.
 
     `length`: positions through the model; the next token stands at this position. Blocks loaded
-    from outside count only once `Model.resume` has taken them up.
+    from outside count only once `Model.resume` has taken them up. Their sections may still be on
+    their way (`promise_blocks`): whoever asks for a section's rows waits for it, and for no other.
+    `waited_s`: seconds of that so far.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -34,6 +48,8 @@ class SequenceCache:
             (s.layer, s.role): GrowingArray((s.row_bytes,), np.uint8) for s in self._specs
         }
         self._tokens = GrowingArray((), np.int32)
+        self._promised: dict[tuple[int, str], Future[None]] = {}
+        self.waited_s = 0.0
         self._failure: str | None = None
         self.length = 0
         self.windows = [
@@ -52,26 +68,37 @@ class SequenceCache:
 
     @property
     def loaded_tokens(self) -> int:
-        """Positions whose global rows are here in full, in every section."""
-        return min(len(self.rows(s)) * s.ratio for s in self._specs)
+        """Positions whose global rows are here, or promised, in full, in every section."""
+        return min(len(self._rows[s.layer, s.role]) * s.ratio for s in self._specs)
 
     def main(self, layer: int) -> GrowingArray:
-        """Global KV records of a source layer."""
-        return self._rows[layer, MAIN_ROLE]
+        """Global KV records of a source layer. Raises `SectionsLost` where they did not come."""
+        return self._arrived(layer, MAIN_ROLE)
 
     def index(self, layer: int) -> GrowingArray:
-        """Index key records of a source layer."""
-        return self._rows[layer, INDEX_ROLE]
+        """Index key records of a source layer; as `main`."""
+        return self._arrived(layer, INDEX_ROLE)
 
     def rows(self, spec: GlobalCache) -> GrowingArray:
-        """The rows of one global cache."""
-        return self._rows[spec.layer, spec.role]
+        """The rows of one global cache; as `main`."""
+        return self._arrived(spec.layer, spec.role)
+
+    def _arrived(self, layer: int, role: str) -> GrowingArray:
+        promised = self._promised.get((layer, role))
+        if promised is not None:
+            start = time.perf_counter()
+            promised.result()
+            self.waited_s += time.perf_counter() - start
+            del self._promised[layer, role]
+        return self._rows[layer, role]
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` positions in all."""
         self._tokens.reserve(tokens)
         for spec in self._specs:
-            self.rows(spec).reserve(-(-tokens // spec.ratio))
+            rows = -(-tokens // spec.ratio)
+            if rows > self._rows[spec.layer, spec.role].capacity:
+                self.rows(spec).reserve(rows)
 
     def append_tokens(self, token_ids: npt.NDArray) -> None:
         """Token ids behind the ones that are here."""
@@ -158,8 +185,10 @@ class SequenceCache:
             )
         with self.changing():
             self.truncate_rows(full)
+            self.reserve(snapshot.position)
             for spec, part in zip(self._specs, snapshot.sections, strict=True):
-                self.rows(spec).append(part.rows)
+                # behind rows that may still be on their way, in memory that is there already
+                self._rows[spec.layer, spec.role].append(part.rows)
             for rows, part in zip(self.windows, snapshot.windows, strict=True):
                 rows.restore(part.start, snapshot.position, part.rows)
             for rows, part in zip(drafts if snapshot.drafts else (), snapshot.drafts, strict=False):
@@ -169,6 +198,22 @@ class SequenceCache:
                 self.open_groups[part.number].restore(snapshot.position, torch.from_numpy(pending))
             self._tokens.append(token_ids.astype(np.int32))
             self.length = snapshot.position
+
+    def promise_blocks(self, blocks: int, block_tokens: int) -> list[Promise]:
+        """Take blocks 0 … `blocks` − 1 as loaded though their bytes are still to come, section by
+        section; for a cache without any. Whoever calls this MUST resolve every promise.
+
+        Raises `CacheError` where the cache holds something.
+        """
+        if self.length or self.loaded_tokens:
+            raise CacheError("blocks are promised to an empty cache only")
+        promises = []
+        for spec in self._specs:
+            place = self._row_range(spec, blocks, block_tokens)
+            memory = self._rows[spec.layer, spec.role].promise(place.start)
+            done = self._promised[spec.layer, spec.role] = Future[None]()
+            promises.append(Promise(memory, done))
+        return promises
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on, at most `ROLLBACK_TOKENS_MAX` of them.
@@ -190,7 +235,8 @@ class SequenceCache:
     def truncate_rows(self, tokens: int) -> None:
         """Drop the global rows that stand behind the first `tokens` positions."""
         for spec in self._specs:
-            self.rows(spec).truncate(tokens // spec.ratio)
+            if tokens // spec.ratio < len(self._rows[spec.layer, spec.role]):
+                self.rows(spec).truncate(tokens // spec.ratio)
 
     def changing(self) -> "_Change":
         """Context in which the parts are out of step; leaving it by an error spoils the cache."""

@@ -37,6 +37,18 @@ class GrowingArray:
             grown[: self._length] = self.rows
             self._data = grown
 
+    def promise(self, rows: int) -> npt.NDArray:
+        """Add rows whose content comes later: the memory for it. Until it has come, nothing may be
+        read, and the array must not grow beyond what was reserved."""
+        self.reserve(self._length + rows)
+        self._length += rows
+        return self._data[self._length - rows : self._length]
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there is room for."""
+        return len(self._data)
+
     def append(self, rows: npt.NDArray) -> None:
         """Add rows behind the last."""
         end = self._length + len(rows)

@@ -17,7 +17,6 @@ from model_adapter.model import Model
 from model_adapter.replay import Mode
 from model_adapter.session import (
     CachedSession,
-    Generation,
     RequestReport,
     StoreBlocks,
     namespace_of,
@@ -46,16 +45,16 @@ def parse_bytes(text: str) -> int:
         raise InputError(f"{text!r} is no size in bytes; write 512MiB or 4GiB") from None
 
 
-def report_table(generation: Generation, more: Mapping[str, str] | None = None) -> Table:
-    """What was hit, replayed, computed, moved, and how long it took; `more` rows before that."""
+def table_of(rows: Mapping[str, str]) -> Table:
+    """Names and values."""
     table = Table(show_header=False, box=None)
-    for name, value in {**(more or {}), **report_rows(generation.report)}.items():
+    for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
 def report_rows(r: RequestReport) -> dict[str, str]:
-    """A report in words."""
+    """What was hit, replayed, computed, moved, and how long it took."""
     rows = {
         "prompt": f"{r.prompt_tokens} tokens",
         "prefix": r.outcome.value,
@@ -111,4 +110,4 @@ def run(
         ids = encode_prompt(tokenizer, text)
         generation = session.generate(ids, max_tokens, (model.config.eos_token,))
     print(decode_answer(tokenizer, generation.token_ids))
-    Console(stderr=True).print(report_table(generation))
+    Console(stderr=True).print(table_of(report_rows(generation.report)))

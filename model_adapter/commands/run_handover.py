@@ -17,7 +17,7 @@ from rich.table import Table
 import kvstore
 from kvstore import Client, Namespace
 from kvstore.errors import KVStoreError, Unavailable
-from model_adapter.commands.run_generate import parse_bytes, read_prompt, report_rows, report_table
+from model_adapter.commands.run_generate import parse_bytes, read_prompt, report_rows, table_of
 from model_adapter.decoding import generate
 from model_adapter.dspark import Drafter, SequenceDrafts
 from model_adapter.errors import HandoverError, HandoverLost, InputError
@@ -131,7 +131,11 @@ def decode(node: Node, how: Answering, prompt_file: Path | None, sampling: Sampl
             _drop(client, namespace, node.request_id)
     if not how.ids:
         print(decode_answer(load_tokenizer(node.checkpoint), generation.token_ids))
-    Console(stderr=True).print(report_table(generation, answer.rows))
+    rows = answer.rows | report_rows(generation.report)
+    if "waited" in rows:
+        # it was drawn elsewhere
+        del rows["time to first token"]
+    Console(stderr=True).print(table_of(rows))
 
 
 class _Answer:
@@ -273,7 +277,4 @@ def _handed_over_table(node: Node, model: Model, done: HandedOver) -> Table:
     )
     rows["by the arithmetic"] = f"{expected.handover - without:,} B, its own headers aside"
     rows["took"] = f"{done.report.total_s:.3f} s"
-    table = Table(show_header=False, box=None)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return table_of(rows)

@@ -51,6 +51,8 @@ class RequestReport:
     and snapshots, not part of it. `store_error`: the first failure of the store, which cost the
     request nothing but its hit. `snapshot`: whether the hit was resumed from one, of
     `snapshot_bytes`; `stored_snapshots`, `refused_snapshots`: those left for later requests.
+    `read_ahead_s`: how long reading went on beside the computation, and `waited_s`, how much of
+    that the computation waited for; both 0 where all was read before (`fetch_s`).
     """
 
     outcome: PrefixOutcome
@@ -75,6 +77,8 @@ class RequestReport:
     snapshot_bytes: int = 0
     stored_snapshots: int = 0
     refused_snapshots: int = 0
+    read_ahead_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
     def tiers(self) -> str:

@@ -1,5 +1,6 @@
 """One request on its way: prefix, prefill, answer, and what it leaves at the source."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
@@ -10,6 +11,7 @@ import torch
 
 from model_adapter.cache import SequenceCache
 from model_adapter.dspark import SequenceDrafts
+from model_adapter.errors import SectionsLost
 from model_adapter.forward_pass import Observer
 from model_adapter.model import Counters, Model
 from model_adapter.replay import Mode
@@ -18,6 +20,8 @@ from model_adapter.session.report import PrefixOutcome, RequestReport
 from model_adapter.session.source import BlockSource, Stored, TokenIds
 from model_adapter.snapshot import Computed
 from model_adapter.vision import PlacedImage, VisionEncoder
+
+logger = logging.getLogger(__name__)
 
 OnToken = Callable[[int], object]
 Decode = Callable[
@@ -95,8 +99,24 @@ class Request:
         self._fetch_s = time.perf_counter() - self._start
         try:
             return self._run_prompt()
+        except SectionsLost as e:
+            self._start_over(e)
+            return self._run_prompt()
         finally:
             self._computed = counters.snapshot()
+
+    def _start_over(self, lost: SectionsLost) -> None:
+        """With what is still there after sections that were promised did not come. Nothing was
+        stored yet: the decoder's rows behind the hit stand behind the last of the sections."""
+        logger.warning("starting over: %s", lost)
+        reading = self._prefix.loaded.reading
+        error = reading.join().error if reading else None
+        if error is None:
+            self._adopt(self._take_prefix())
+        else:
+            cache = self.way.model.new_cache()
+            self._adopt(Prefix(cache, PrefixOutcome.LOST, self._prefix.snapshot, error=error))
+        self._fetch_s = time.perf_counter() - self._start
 
     def go_on(self, prefix: Prefix) -> None:
         """Take the place of `prefill` where another process did it: `prefix` has all of it."""
@@ -161,6 +181,7 @@ class Request:
         """The request in numbers, as far as it got."""
         prefix, stored = self._prefix, self._stored
         loaded = prefix.loaded
+        reading = loaded.reading.join() if loaded.reading else None
         step = self.way.source.layout.block_tokens if self.way.source else 0
         return RequestReport(
             outcome=prefix.outcome,
@@ -185,6 +206,8 @@ class Request:
             snapshot_bytes=prefix.snapshot_bytes,
             stored_snapshots=stored.snapshots,
             refused_snapshots=stored.refused_snapshots,
+            read_ahead_s=reading.seconds if reading else 0.0,
+            waited_s=self.cache.waited_s,
         )
 
     def _take_prefix(self) -> Prefix:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kvstore import ImageSpan, Layout, Tier
 from model_adapter.cache import SequenceCache
+from model_adapter.session.read_ahead import ReadAhead
 
 TokenIds = npt.NDArray[np.uint32]
 
@@ -52,13 +53,15 @@ class Loaded:
     """What came into the cache.
 
     `blocks`: loaded, from the first on; fewer than asked for where one was missing, corrupt or out
-    of reach. `tiers`: blocks by the tier that held them. `payload_bytes`: their size.
+    of reach. `tiers`: blocks by the tier that held them. `payload_bytes`: their size. `reading`:
+    where their sections are still on their way.
     """
 
     blocks: int = 0
     tiers: Counter[Tier] = field(default_factory=Counter)
     payload_bytes: int = 0
     error: str | None = None
+    reading: ReadAhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ class BlockSource(Protocol):
     def load(self, found: Found, blocks: int, cache: SequenceCache) -> Loaded:
         """Load the first `blocks` (≤ `found.blocks`) into `cache`, which MUST be empty.
 
-        Block i is in the cache whole or not at all, and only when all before it are.
+        Block i is in the cache whole or not at all, and only when all before it are. Or they are
+        promised to the cache, and `Loaded.reading` brings them; where that fails, the next call
+        waits for what it loads.
         """
         ...
 

@@ -9,6 +9,7 @@ from kvstore import (
     BlockPut,
     Client,
     ImageSpan,
+    Lease,
     Namespace,
     NamespaceHandle,
     Outcome,
@@ -17,6 +18,7 @@ from kvstore import (
 )
 from kvstore.errors import InvalidRequest, KVStoreError
 from model_adapter.cache import SequenceCache
+from model_adapter.session.read_ahead import ReadAhead
 from model_adapter.session.source import (
     Found,
     FoundSnapshot,
@@ -29,14 +31,20 @@ from model_adapter.session.source import (
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES_MAX_DEFAULT = 8 << 20
+READ_AHEAD_BYTES_MIN_DEFAULT = 4 << 20
+READ_AHEAD_SSD_BYTES_MAX_DEFAULT = 256 << 20
 _REFUSED = {PutOutcome.NO_SPACE, PutOutcome.PARENT_MISSING, PutOutcome.CORRUPT}
 
 
 class StoreBlocks:
     """Blocks and snapshots of one namespace behind a `kvstore.connect` client (see `BlockSource`).
 
-    `batch_bytes_max`: payload that is in memory besides the cache, in either direction. The
-    namespace is opened at first use, and again after the store was lost.
+    `batch_bytes_max`: payload that is in memory besides the cache, in either direction.
+    `read_ahead_bytes_min`: a hit of at least that many bytes is read section by section while the
+    model computes; None reads none so. `read_ahead_ssd_bytes_max`: not where more than that is on
+    SSD alone, which the store reads block by block: a DRAM tier that is too small to keep the
+    blocks from their first section to their last would read them again and again. The namespace is
+    opened at first use, and again after the store was lost.
     """
 
     def __init__(
@@ -44,11 +52,17 @@ class StoreBlocks:
         client: Client,
         namespace: Namespace,
         batch_bytes_max: int = BATCH_BYTES_MAX_DEFAULT,
+        read_ahead_bytes_min: int | None = READ_AHEAD_BYTES_MIN_DEFAULT,
+        read_ahead_ssd_bytes_max: int = READ_AHEAD_SSD_BYTES_MAX_DEFAULT,
     ) -> None:
         self.layout = namespace.layout
         self._client = client
         self._namespace = namespace
         self._handle: NamespaceHandle | None = None
+        self._batch_bytes = batch_bytes_max
+        self._ahead_bytes_min = read_ahead_bytes_min
+        self._ahead_ssd_bytes_max = read_ahead_ssd_bytes_max
+        self._last_reading: ReadAhead | None = None
         self._batch_blocks = max(1, batch_bytes_max // self.layout.block_bytes)
 
     def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
@@ -73,15 +87,22 @@ class StoreBlocks:
 
         `first`: of the blocks, those before it being in the cache already.
         """
+        if first == 0 and self._ahead_pays(blocks):
+            return self._load_ahead(found.keys[:blocks], cache)
+        try:
+            lease = self._client.acquire(self._open(), found.keys[first:blocks])
+        except KVStoreError as e:
+            return Loaded(error=self._lost("reading blocks", e))
+        return self._load_leased(lease, cache, first)
+
+    def _load_leased(self, lease: Lease, cache: SequenceCache, first: int = 0) -> Loaded:
         tiers: Counter[Tier] = Counter()
         loaded, error = 0, None
-        keys = found.keys[first:blocks]
         try:
-            with self._client.acquire(self._open(), keys) as lease:
-                granted = keys[: lease.blocks]
-                for at in range(0, len(granted), self._batch_blocks):
-                    batch = granted[at : at + self._batch_blocks]
-                    for data in self._client.read(lease, batch):
+            with lease as held:
+                for at in range(0, held.blocks, self._batch_blocks):
+                    batch = held.keys[at : at + self._batch_blocks]
+                    for data in self._client.read(held, batch):
                         if data.outcome is not Outcome.HIT:
                             return self._loaded(loaded, tiers)
                         cache.load_block(first + loaded, self.layout.block_tokens, data.sections)
@@ -91,8 +112,36 @@ class StoreBlocks:
             error = self._lost("reading blocks", e)
         return self._loaded(loaded, tiers, error)
 
-    def _loaded(self, blocks: int, tiers: Counter[Tier], error: str | None = None) -> Loaded:
-        return Loaded(blocks, tiers, blocks * self.layout.block_bytes, error)
+    def _loaded(
+        self,
+        blocks: int,
+        tiers: Counter[Tier],
+        error: str | None = None,
+        reading: ReadAhead | None = None,
+    ) -> Loaded:
+        return Loaded(blocks, tiers, blocks * self.layout.block_bytes, error, reading)
+
+    def _ahead_pays(self, blocks: int) -> bool:
+        last, self._last_reading = self._last_reading, None
+        if last is not None and not last.join().complete:
+            return False
+        size = blocks * self.layout.block_bytes
+        return self._ahead_bytes_min is not None and size >= self._ahead_bytes_min
+
+    def _load_ahead(self, keys: Sequence[bytes], cache: SequenceCache) -> Loaded:
+        """Lease the blocks and promise them to the cache."""
+        try:
+            lease = self._client.acquire(self._open(), keys)
+        except KVStoreError as e:
+            return Loaded(error=self._lost("reading blocks", e))
+        tiers = Counter(map(_fastest, lease.match.residency[: lease.blocks]))
+        on_ssd = tiers[Tier.SSD] * self.layout.block_bytes
+        if not lease.blocks or on_ssd > self._ahead_ssd_bytes_max:
+            return self._load_leased(lease, cache)
+        promises = cache.promise_blocks(lease.blocks, self.layout.block_tokens)
+        reading = ReadAhead(self._client, lease, promises, self._batch_bytes)
+        self._last_reading = reading
+        return self._loaded(lease.blocks, tiers, None, reading)
 
     def load_snapshot(self, snapshot: FoundSnapshot) -> LoadedSnapshot:
         """Read a snapshot; one that has gone is a miss."""
@@ -158,3 +207,7 @@ class StoreBlocks:
         message = f"{type(error).__name__} while {doing}: {error}"
         logger.warning("going on without the store: %s", message)
         return message
+
+
+def _fastest(residency: Tier) -> Tier:
+    return next((tier for tier in (Tier.HBM, Tier.DRAM) if tier in residency), Tier.SSD)

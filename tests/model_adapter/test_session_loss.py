@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,12 +41,27 @@ class FlakyClient:
 
         return call
 
-    @contextmanager
     def acquire(self, *args):
         self._meet("acquire")
-        with self._client.acquire(*args) as lease:
-            yield lease
-        self._meet("release")
+        return FlakyLease(self._client.acquire(*args), self)
+
+
+class FlakyLease:
+    """Passes all on but its end, which is a call of the client too."""
+
+    def __init__(self, lease, client: FlakyClient) -> None:
+        self._lease, self._client = lease, client
+
+    def __getattr__(self, name: str):
+        return getattr(self._lease, name)
+
+    def __enter__(self):
+        return self._lease.__enter__()
+
+    def __exit__(self, *error):
+        self._lease.__exit__(*error)
+        if error[0] is None:
+            self._client._meet("release")
 
 
 LOSSES = [
