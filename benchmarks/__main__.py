@@ -9,6 +9,7 @@ from benchmarks import (
     bench_index,
     bench_kernels,
     bench_policies,
+    bench_read_ahead,
     bench_ssd,
 )
 
@@ -19,6 +20,7 @@ BENCHMARKS = (
     bench_dataplane,
     bench_policies,
     bench_ssd,
+    bench_read_ahead,
 )
 
 
