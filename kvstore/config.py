@@ -114,6 +114,8 @@ class SsdConfig(_Settings):
     sync: bool = True
     direct_io: Literal["auto", "off"] = "auto"
     queue_depth_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    compression: Literal["off", "zstd"] = "off"
+    compression_level: Annotated[int, Field(ge=-7, le=19)] = 1
     index_map_bytes_max: Annotated[Bytes, Field(ge=1 * _MIB)] = 16 * _GIB
     lifetime_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 72 * 3600.0
 

@@ -39,10 +39,14 @@ def make_frame(
     namespace_id: bytes = NAMESPACE_ID,
     depth: int = 0,
     created_wall_s: float = 1000.0,
+    packable: bool = False,
 ) -> memoryview:
-    """A whole frame in aligned memory, its sections random from key and seed."""
+    """A whole frame in aligned memory, its sections random from key and seed; `packable`: of few
+    different bytes, so that zstd makes them smaller."""
     random = Random(key + seed.to_bytes(8, "little"))
     payload = [random.randbytes(n) for n in section_lengths]
+    if packable:
+        payload = [p.translate(bytes(i & 3 for i in range(256))) for p in payload]
     checksums = [xxhash.xxh3_128_digest(p) for p in payload]
     sections = layout_sections(section_lengths, checksums)
     header = FrameHeader(

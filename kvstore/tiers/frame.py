@@ -36,9 +36,10 @@ class Kind(IntEnum):
 
 
 class Codec(IntEnum):
-    """How sections are stored."""
+    """How sections are stored. All but `RAW` are for packed frames (`kvstore.tiers.ssd.packed`)."""
 
     RAW = 0
+    ZSTD = 1
 
 
 class FrameError(Exception):
@@ -225,6 +226,8 @@ def decode_header(buf: bytes | bytearray | memoryview) -> FrameHeader:
         kind, codec = Kind(kind), Codec(codec)
     except ValueError as e:
         raise UnknownFrameVersion(str(e)) from e
+    if codec is not Codec.RAW:
+        raise UnknownFrameVersion(f"codec {codec} in a frame of version {version}")
     if not 1 <= count <= FRAME_SECTIONS_MAX or header_bytes(count) != size:
         raise HeaderCorrupt(f"{count} sections in a header of {size} B")
     table = view[_FIXED.size : _FIXED.size + count * _SECTION.size]

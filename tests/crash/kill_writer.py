@@ -28,7 +28,8 @@ from kvstore.tiers.ssd import SsdTier
 def frame_of(name: int) -> memoryview:
     """The frame that goes by this name, in whatever process."""
     random = Random(name)
-    return make_frame(key_of(name), [random.randint(1, 9000) for _ in range(random.randint(1, 3))])
+    lengths = [random.randint(1, 9000) for _ in range(random.randint(1, 3))]
+    return make_frame(key_of(name), lengths, packable=name % 2 == 1)
 
 
 def say(word: str, names: list[int]) -> None:

@@ -24,7 +24,9 @@ from kvstore.tiers.frame import decode_header, verify_frame
 from kvstore.tiers.ssd import SsdTier
 
 DIRECTORY = Path("/srv/store")
-CONFIG = SsdConfig(budget_bytes=1 << 20, segment_bytes=64 << 10, free_floor_bytes=0)
+CONFIG = SsdConfig(
+    budget_bytes=1 << 20, segment_bytes=64 << 10, free_floor_bytes=0, compression="zstd"
+)
 
 
 def open_log(disk: SimDisk, directory: Path = DIRECTORY) -> tuple[SsdTier, Recovered]:
@@ -83,7 +85,8 @@ class Workload:
         self.names += 1
         key = key or key_of(self.names)
         lengths = [self.random.randint(1, 9000) for _ in range(self.random.randint(1, 3))]
-        frame = make_frame(key, lengths, seed=self.names)
+        packable = self.names % 2 == 0
+        frame = make_frame(key, lengths, seed=self.names, packable=packable)
         self.ledger.versions.setdefault(key, []).append(bytes(frame))
         return frame
 

@@ -28,7 +28,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frames]:
     tier, _ = SsdTier.open(directory, CONFIG)
     held = []
     for batch in range(8):
-        frames = [make_frame(key_of((batch, i)), [random.randint(1, 9000), 500]) for i in range(6)]
+        frames = [
+            make_frame(key_of((batch, i)), [random.randint(1, 9000), 500], packable=i % 2 == 1)
+            for i in range(6)
+        ]
         held += store(tier, frames)
         gone = [held.pop(random.randrange(len(held))) for _ in range(2)]
         tier.remove([s.key for s in gone])

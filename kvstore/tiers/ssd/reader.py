@@ -8,6 +8,7 @@ from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, ReadItem
 from kvstore.tiers.ssd.aio import Transfer
 from kvstore.tiers.ssd.files import FileSystem, disk_error
+from kvstore.tiers.ssd.packed import unpack_frame
 from kvstore.tiers.ssd.segments import SegmentFiles
 
 _RUN_BYTES_MAX = 1 << 20
@@ -36,9 +37,10 @@ class LogReader:
                 at = Location(items[run[0]].location.segment, transfer.offset)
                 for i, error in zip(run, self._whole(at, transfer, result), strict=True):
                     errors[i] = error
-            if arrived is not None:
-                for i in run:
-                    if errors[i] is None:
+            for i in run:
+                if errors[i] is None:
+                    unpack_frame(items[i].into)
+                    if arrived is not None:
                         arrived(i)
 
         with ExitStack() as stack:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.tiers.base import Location, NamespaceRow, Recovered
-from kvstore.tiers.frame import CHECKSUM_BYTES, FrameHeader, check_sections, encode_header
+from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, encode_header
 from kvstore.tiers.ssd import entry
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
@@ -27,6 +27,7 @@ from kvstore.tiers.ssd.index import (
     IndexContent,
     IndexOpener,
 )
+from kvstore.tiers.ssd.packed import check_stored
 from kvstore.tiers.ssd.segments import SEGMENT_HEADER_BYTES, FoundSegment, scan_frames
 
 _REBUILD_COMMIT_ENTRIES = 20_000
@@ -62,7 +63,7 @@ class _Finds:
             row = NamespaceRow(number, header.namespace_id, b"")
             self.namespaces[row.namespace_id] = row
             self.new_namespaces.append(row)
-        checksum = encode_header(header)[-CHECKSUM_BYTES:]
+        checksum = encode_header(header._replace(codec=Codec.RAW))[-CHECKSUM_BYTES:]
         self.puts.append((header.key, entry.encode_entry(header, checksum, row.number, location)))
 
 
@@ -180,7 +181,7 @@ class Recovery:
                     if len(buffer) < length:
                         buffer = aligned_buffer(length)
                     read = self._files.preadv(handle, [buffer[:length]], at)
-                    if check_sections(header, buffer[:read]) is not None:
+                    if check_stored(header, buffer[:read]) is not None:
                         continue
                 yield at, header
         except OSError as e:

@@ -18,8 +18,9 @@ import xxhash
 
 from kvstore.errors import StoreFormatError
 from kvstore.tiers.base import PAGE_BYTES
-from kvstore.tiers.frame import FRAME_MAGIC, FrameError, FrameHeader, decode_header
+from kvstore.tiers.frame import FRAME_MAGIC, FrameError, FrameHeader
 from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
+from kvstore.tiers.ssd.packed import decode_any
 
 SEGMENT_MAGIC = b"DS41SEG\0"
 SEGMENT_VERSION = 1
@@ -123,7 +124,7 @@ def scan_frames(
         if files.preadv(handle, [page], at) < PAGE_BYTES:
             return
         try:
-            header = decode_header(page)
+            header = decode_any(page)
         except FrameError:
             at = _next_magic(files, handle, at + PAGE_BYTES, size, window)
             continue

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from kvstore.clock import Clock
@@ -16,6 +17,7 @@ from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, NamespaceRow, WriteItem
 from kvstore.tiers.frame import (
+    Codec,
     FrameError,
     WrongFrame,
     check_sections,
@@ -27,6 +29,7 @@ from kvstore.tiers.ssd.committer import Committer
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, attempt, disk_error
 from kvstore.tiers.ssd.index import IndexChange
+from kvstore.tiers.ssd.packed import Packer
 from kvstore.tiers.ssd.recovery import Opened
 from kvstore.tiers.ssd.segments import SegmentFiles
 from kvstore.tiers.ssd.space import Space
@@ -53,6 +56,8 @@ class LogWriter:
         self._segments = segments
         self._space = space
         self._sync = config.sync
+        packs = config.compression == "zstd"
+        self._packer = Packer(config.compression_level) if packs else None
         self._clock = clock
         self._index = opened.index
         self._log_end = opened.log_end
@@ -116,14 +121,26 @@ class LogWriter:
         if not items:
             return []
         self._keep_floor(sum(len(i.frame) for i in items))
-        checked = self._files.beside(lambda: [self._check(item) for item in items])
+        writes = [_Write(item.location, self._packed(item.frame), item) for item in items]
+        checked = self._files.beside(lambda: [self._check(write) for write in writes])
         try:
-            self._append(items)
+            self._append(writes)
         finally:
             results = checked()
         return results
 
-    def _check(self, item: WriteItem) -> bytes | FrameError:
+    def _packed(self, frame: memoryview) -> memoryview:
+        if self._packer is None:
+            return frame
+        try:
+            packed = self._packer.pack(frame)
+        except FrameError:
+            # the check will say so
+            return frame
+        return frame if packed is None else packed
+
+    def _check(self, write: "_Write") -> bytes | FrameError:
+        item = write.item
         try:
             header = decode_header(item.frame)
         except FrameError as e:
@@ -137,6 +154,8 @@ class LogWriter:
         if error is not None:
             return error
         checksum = header_checksum(item.frame)
+        if write.data is not item.frame:
+            header = header._replace(codec=Codec.ZSTD)
         return entry.encode_entry(header, checksum, item.namespace_no, item.location)
 
     def _settle(self, items: Sequence[WriteItem], written: bool) -> None:
@@ -163,10 +182,10 @@ class LogWriter:
             )
             raise disk_error("writing to", path, OSError(errno.ENOSPC, reason))
 
-    def _append(self, items: Sequence[WriteItem]) -> None:
+    def _append(self, writes: Sequence["_Write"]) -> None:
         """One segment after the other, each synced before the next is begun."""
-        items = sorted(items, key=lambda i: i.location)
-        for segment, group in groupby(items, key=lambda i: i.location.segment):
+        writes = sorted(writes, key=lambda w: w.location)
+        for segment, group in groupby(writes, key=lambda w: w.location.segment):
             path = self._segments.path(segment)
             try:
                 if segment not in self._segments:
@@ -175,11 +194,15 @@ class LogWriter:
             except OSError as e:
                 raise disk_error("writing to", path, e) from e
 
-    def _append_to(self, segment: int, items: list[WriteItem]) -> None:
+    def _append_to(self, segment: int, writes: list["_Write"]) -> None:
         with self._segments.use(segment) as handle:
-            for run in _runs(items):
-                frames = [item.frame for item in run]
-                self._files.pwrite(handle, frames, run[0].location.offset)
+            for run in _runs(writes):
+                data = [write.data for write in run]
+                self._files.pwrite(handle, data, run[0].location.offset)
+            end = _end(writes[-1].item).offset
+            if len(writes[-1].data) < len(writes[-1].item.frame) and self._files.size(handle) < end:
+                # the place of a packed frame is whole, though no blocks lie behind it
+                self._files.truncate(handle, end)
             if not self._sync:
                 return
             try:
@@ -257,14 +280,26 @@ class LogWriter:
             attempt("closing", path, lambda: self._index.close(clean=True))
 
 
-def _runs(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Split sorted items into runs that lie one behind the other in one segment."""
-    run: list[WriteItem] = []
-    for item in items:
-        if run and (item.location != _end(run[-1]) or len(run) == _RUN_ITEMS_MAX):
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """An item, and what is written of it: its frame or that packed."""
+
+    location: Location
+    data: memoryview
+    item: WriteItem
+
+
+def _runs(writes: Sequence[_Write]) -> Iterator[list[_Write]]:
+    """Split sorted writes into runs that lie one behind the other in one segment."""
+    run: list[_Write] = []
+    expected: Location | None = None
+    for write in writes:
+        if run and (write.location != expected or len(run) == _RUN_ITEMS_MAX):
             yield run
             run = []
-        run.append(item)
+        run.append(write)
+        segment, offset = write.location
+        expected = Location(segment, offset + len(write.data))
     if run:
         yield run
 

@@ -1,0 +1,1 @@
+"""What `bench_zstd` measures: cache records, and what compression makes of them."""
