@@ -74,6 +74,25 @@ KV_HD kv_u32 kv_amax(const KvBFloat16::Staged& from, kv_u32 first_quad, kv_u32 q
     return kv_max_bits(amax << 16, amax & 0xffff0000u);
 }
 
+// Where a thread's item lies when rows have `width` items; one division for all of them.
+struct KvPlace {
+    kv_u32 row, in_row, row_step, step;
+
+    KV_HD KvPlace(kv_u32 thread, kv_u32 width)
+        : row(thread / width),
+          in_row(thread % width),
+          row_step(kKvThreads / width),
+          step(kKvThreads % width) {}
+
+    KV_HD void next(kv_u32 width) {
+        row += row_step;
+        in_row += step;
+        if (in_row < width) return;
+        in_row -= width;
+        ++row;
+    }
+};
+
 template <class Kind>
 KV_HD kv_u32 kv_record_bytes(kv_u32 channels) {
     return channels * Kind::kCodeBits / 8 + channels / Kind::kGroup;
@@ -109,11 +128,11 @@ struct KvQuantize {
                               const kv_u8* staged, kv_u8* tile) {
         constexpr kv_u32 code_bytes = Kind::kGroup * Kind::kCodeBits / 8;
         const kv_u32 groups = channels / Kind::kGroup;
-        for (kv_u32 g = thread; g < rows * groups; g += kKvThreads) {
-            kv_u8* row = tile + g / groups * record;
-            const kv_u32 in_row = g % groups;
-            kv_put_group<Kind>(typename Value::Staged{staged}, g, row + in_row * code_bytes,
-                               row + groups * code_bytes + in_row);
+        KvPlace place(thread, groups);
+        for (kv_u32 g = thread; g < rows * groups; g += kKvThreads, place.next(groups)) {
+            kv_u8* row = tile + place.row * record;
+            kv_put_group<Kind>(typename Value::Staged{staged}, g, row + place.in_row * code_bytes,
+                               row + groups * code_bytes + place.in_row);
         }
     }
 };
@@ -160,18 +179,10 @@ struct KvDequantize {
         const kv_u32 vectors = row_bytes / kKvVectorBytes;
         const kv_u32 code_bytes = args.channels * Kind::kCodeBits / 8;
         kv_u8* values = args.to + first * row_bytes;
-        // One division for all of a thread's vectors.
-        const kv_u32 row_step = kKvThreads / vectors, step = kKvThreads % vectors;
-        kv_u32 row = thread / vectors, in_row = thread % vectors;
-        for (kv_u32 v = thread; v < rows * vectors; v += kKvThreads) {
-            const KvRecordValues<Kind> from{tile + row * record, code_bytes};
-            kv_store(values + v * kKvVectorBytes, Value::vector(from, in_row));
-            row += row_step;
-            in_row += step;
-            if (in_row >= vectors) {
-                in_row -= vectors;
-                ++row;
-            }
+        KvPlace place(thread, vectors);
+        for (kv_u32 v = thread; v < rows * vectors; v += kKvThreads, place.next(vectors)) {
+            const KvRecordValues<Kind> from{tile + place.row * record, code_bytes};
+            kv_store(values + v * kKvVectorBytes, Value::vector(from, place.in_row));
         }
     }
 };

@@ -19,6 +19,15 @@ KV_HD float kv_fma(float a, float b, float c) {
 #endif
 }
 
+// 1 / x, rounded once.
+KV_HD float kv_inverse(float x) {
+#if defined(__CUDA_ARCH__)
+    return __frcp_rn(x);
+#else
+    return kv_host_result(1.0f / x);
+#endif
+}
+
 // The lesser; of a number and NaN, the number: one instruction.
 KV_HD float kv_least(float a, float b) {
 #if defined(__CUDA_ARCH__)
@@ -214,7 +223,7 @@ struct KvScale<KvNvfp4> {
 
     KV_HD explicit KvScale(kv_u8 byte)
         : scale(kv_e4m3_decode(byte)),
-          inverse(kv_div(1.0f, scale)),
+          inverse(kv_inverse(scale)),
           largest(kv_mul(scale, kKvE2m1Max)) {}
 
     KV_HD kv_u32 kept() const { return scale == scale ? ~0u : 0u; }
