@@ -1,7 +1,5 @@
 """`kernels.gpu` against the oracles, on a simulated device and, marked gpu, on a real one."""
 
-import importlib
-
 import numpy as np
 import pytest
 import xxhash
@@ -268,41 +266,6 @@ def test_arrays_of_torch_are_taken_without_a_copy(seed):
     x = torch.randn(64, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
     expected = codec.quantize("nvfp4", x.cpu().numpy())
     np.testing.assert_array_equal(gpu.quantize("nvfp4", x).get(), expected)
-
-
-def hidden_cupy(monkeypatch, behaviour):
-    runtime.cupy.cache_clear()
-    monkeypatch.setattr(importlib, "import_module", behaviour)
-
-
-def test_without_cupy_the_error_says_what_to_install(monkeypatch):
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    hidden_cupy(monkeypatch, missing)
-    assert not gpu.available()
-    with pytest.raises(gpu.GpuUnavailableError, match=r"No module named 'cupy'.*\[cuda13\]"):
-        gpu.quantize("nvfp4", np.zeros((4, 512), F32))
-
-
-class CupyOf:
-    def __init__(self, count):
-        self._count = count
-        self.cuda = self.runtime = self
-
-    def getDeviceCount(self):  # noqa: N802
-        if self._count is None:
-            raise RuntimeError("cudaErrorInsufficientDriver")
-        return self._count
-
-
-@pytest.mark.parametrize(("count", "words"), [(0, "no device"), (None, "InsufficientDriver")])
-def test_without_a_device_the_error_says_so(monkeypatch, count, words):
-    hidden_cupy(monkeypatch, lambda name: CupyOf(count))
-    assert not gpu.available()
-    with pytest.raises(gpu.GpuUnavailableError, match=words):
-        gpu.Checksums(1)
-    runtime.cupy.cache_clear()
 
 
 def test_an_old_device_is_named(cp, monkeypatch):
