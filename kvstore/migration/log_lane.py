@@ -29,6 +29,8 @@ from kvstore.tiers.base import Location, LogTier, Slot
 from kvstore.tiers.frame import FrameError
 
 _log = logging.getLogger(__name__)
+_UNSURE_KEYS_MAX = 1 << 18
+"""Keys remembered while the disk fails on and on; more may come back with the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class LogLane:
         self._lifetime, self._wall_offset_s = lifetime, wall_offset_s
         self._new_namespaces: dict[bytes, bytes] = {}
         self._job: LogJob | None = None
+        self._unsure: set[bytes] = set()
+        self._given_up = False
         self._backoff_s = 0.0
         self._retry_at_s = self._room_at_s = 0.0
 
@@ -127,13 +131,26 @@ class LogLane:
             job = LogJob(namespaces=self._new_namespaces)
             self._new_namespaces = {}
         else:
-            job = self._reclaim() or self._write_back(now_s) or LogJob()
+            job = self._reclaim() or self._write_back(now_s) or LogJob(refresh=self._given_up)
+        self._forget_unsure()
         if not (job or self._residency.removes):
             return None
         job.removes = list(self._residency.removes)
         self._residency.removes.clear()
         self._job = job
         return job
+
+    def _forget_unsure(self) -> None:
+        """A job that failed may have been done all the same. What it wrote and nobody wants any
+        more must not come back with the next start."""
+        r = self._residency
+        for key in list(self._unsure):
+            row = r.index.find(key)
+            if row is not None and row in r.dirty:
+                continue
+            self._unsure.discard(key)
+            if not self._on_ssd(key):
+                r.removes[key] = None
 
     def _reclaim(self) -> LogJob | None:
         victim = self._ssd.victim_segment()
@@ -240,6 +257,7 @@ class LogLane:
         if result.failure is None:
             self._settle(job, result)
             self._recovered()
+            self._given_up &= not job.refresh
         else:
             self._undo(job)
             self._degrade(result.failure, now_s)
@@ -273,6 +291,9 @@ class LogLane:
         for key in job.removes:
             if not self._on_ssd(key):
                 r.removes[key] = None
+        if len(self._unsure) + len(r.removes) < _UNSURE_KEYS_MAX:
+            self._unsure.update(item.key for item in job.appends if item.source is None)
+        self._given_up |= bool(job.appends)
         self._new_namespaces = {**job.namespaces, **self._new_namespaces}
 
     def _degrade(self, error: DiskError, now_s: float) -> None:

@@ -298,6 +298,11 @@ class SimDisk:
         del self._handles[handle]
         self._locked.pop(handle, None)
 
+    def abandon(self) -> None:
+        """The process that had files open and locked here is gone."""
+        self._handles.clear()
+        self._locked.clear()
+
     def _file(self, what: str, handle: int) -> tuple[int, Path, bytearray]:
         inode, path = self._handles[handle]
         self.before(what, path)

@@ -263,7 +263,8 @@ class LogTier(Protocol):
         ...
 
     def refresh(self) -> None:
-        """*worker*. Look again at real use and free space."""
+        """*worker*. Look again at real use and free space. Frames of batches that failed are
+        forgotten for good: a crash after this does not bring them back."""
         ...
 
     def check_integrity(self) -> None:

@@ -64,7 +64,7 @@ class Workload:
         self.disk.late = seed % 2 == 1
         self.ledger = Ledger()
         self.live: dict[bytes, Stored] = {}
-        self.names = 0
+        self.names = self.restarts = 0
         self.tier, _ = open_log(self.disk)
 
     def run(self, steps: int) -> None:
@@ -160,13 +160,18 @@ class Workload:
             self.disk.before = no_fault
 
     def restart(self) -> None:
-        """After another failure, close and open again; what the log adopted is as durable as the
-        rest."""
+        """After another failure, close or die, and open again; what the log adopted is as durable
+        as the rest. A clean stop leaves nothing to adopt."""
         self.fail()
-        self.tier.close()
+        self.restarts += 1
+        if stopped := self.restarts % 2 == 0:
+            self.tier.close()
+        else:
+            self.disk.abandon()
         self.tier, recovered = open_log(self.disk)
         there = rows(recovered)
         assert set(self.live) <= set(there)
+        assert not stopped or (set(self.live) == set(there) and not recovered.notes)
         self.promise(
             [
                 Stored(key, memoryview(load(self.tier, location, length)), location)

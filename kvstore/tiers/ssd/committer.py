@@ -66,7 +66,7 @@ class Committer:
                     self._running = False
                     return
             try:
-                displaced = self._commit(reduce(_merged, batch))
+                displaced = self._commit_all(batch)
             except BaseException as e:
                 with self._lock:
                     self._failed, self._running = True, False
@@ -93,10 +93,19 @@ class Committer:
         changes = [*self._outstanding, *([change] if change else [])]
         if not changes:
             return
-        displaced = self._commit(reduce(_merged, changes))
+        displaced = self._commit_all(changes)
         self._outstanding, self._failed = [], False
         self._lagging(0)
         self._displaced(displaced)
+
+    def _commit_all(self, changes: list[IndexChange]) -> list[bytes]:
+        """Commit changes as one. What they displace, entries of theirs that never got into the
+        index, because a later one among them took them away again, included."""
+        merged = reduce(_merged, changes)
+        kept = {value for _, value in merged.puts}
+        superseded = {value for change in changes for _, value in change.puts} - kept
+        displaced = [value for value in self._commit(merged) if value not in superseded]
+        return [*superseded, *displaced]
 
 
 def _merged(first: IndexChange, then: IndexChange) -> IndexChange:

@@ -61,6 +61,8 @@ class LogWriter:
         self._clock = clock
         self._index = opened.index
         self._log_end = opened.log_end
+        self._given_up = opened.log_end
+        self._unsure: dict[bytes, bytes] = {}
         self._namespaces = {row.number: row for row in opened.recovered.namespaces}
         self._entries = Counter({n: entries for n, (entries, _) in opened.contents.items()})
         self._lock = threading.Lock()
@@ -94,6 +96,10 @@ class LogWriter:
                 good = [(i, c) for i, c in pairs if isinstance(c, bytes)]
                 self._make_known(good, removes, max([self._log_end, *map(_end, items)]))
             except DiskError:
+                # Whole frames may lie there: the mark passes them, so that no start adopts them. A
+                # segment that was not made has none, and the mark must not say that it is there.
+                made = [item for item in items if item.location.segment in self._segments]
+                self._given_up = max([self._given_up, *map(_end, made)])
                 self._settle(items, written=False)
                 raise
             self._settle([i for i, _ in good], written=True)
@@ -105,6 +111,7 @@ class LogWriter:
     ) -> None:
         """Commit a batch that is durable: beside the next one where it takes nothing away."""
         puts = [(item.key, value) for item, value in good]
+        end = max(end, self._given_up)
         change = IndexChange(puts, removes, end if end != self._log_end else None)
         # what lies before the index's mark is not looked for by the next open
         in_order = all(item.location >= self._log_end for item, _ in good)
@@ -214,10 +221,16 @@ class LogWriter:
     def _commit(self, change: IndexChange) -> list[bytes]:
         """One commit; the entries it displaced by others. Runs on any thread."""
         path = self._directory.index_path
-        displaced = attempt("writing to", path, lambda: self._index.commit(change))
+        try:
+            displaced = attempt("writing to", path, lambda: self._index.commit(change))
+        except DiskError:
+            self._unsure.update(change.puts)
+            raise
         self._measure_logged(())
-        # a commit that was said to fail and did not displaces its own entries when it comes again
-        own = {value for _, value in change.puts}
+        # a commit that was said to fail may not have: what it put was never counted
+        own = {value for _, value in change.puts} | set(self._unsure.values())
+        for key in (*change.removes, *(key for key, _ in change.puts)):
+            self._unsure.pop(key, None)
         return [value for value in displaced if value not in own]
 
     def _displaced(self, displaced: Sequence[bytes]) -> None:
@@ -242,8 +255,15 @@ class LogWriter:
     def refresh(self) -> None:
         """See `LogTier`."""
         with self._lock:
-            self._committer.now()
+            self._committer.now(self._mark())
             self._measure(self._space.numbers)
+
+    def _mark(self) -> IndexChange | None:
+        """What lets the index's mark pass frames that were given up, if there are any behind it."""
+        if self._given_up <= self._log_end:
+            return None
+        self._log_end = self._given_up
+        return IndexChange(log_end=self._log_end)
 
     def _measure(self, segments: Iterable[int]) -> None:
         root, files = self._directory.path, self._files
@@ -272,7 +292,7 @@ class LogWriter:
         with self._lock:
             path = self._directory.index_path
             try:
-                self._committer.now()
+                self._committer.now(self._mark())
             except DiskError as e:
                 _log.warning("the index lags the log, which the next start makes good: %s", e)
                 self._index.close(clean=False)
