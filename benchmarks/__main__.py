@@ -11,6 +11,7 @@ from benchmarks import (
     bench_policies,
     bench_read_ahead,
     bench_ssd,
+    bench_zstd,
 )
 
 BENCHMARKS = (
@@ -20,6 +21,7 @@ BENCHMARKS = (
     bench_dataplane,
     bench_policies,
     bench_ssd,
+    bench_zstd,
     bench_read_ahead,
 )
 
