@@ -10,6 +10,7 @@ import typer
 from kvstore.config import DaemonConfig, build_config, load_toml
 from kvstore.errors import ConfigError
 
+TIERS = ("hbm", "dram", "ssd")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -29,6 +30,24 @@ def load_settings(config: Path | None, overrides: dict[str, Any]) -> DaemonConfi
     return load_toml(config, overrides)
 
 
+def choose_tiers(settings: DaemonConfig, tiers: str) -> dict[str, Any]:
+    """What `--tiers` changes of `settings`. Raises `ConfigError`."""
+    names = [name.strip() for name in tiers.split(",")]
+    wrong = [name for name in names if name not in TIERS]
+    if wrong or "dram" not in names:
+        what = f"{wrong[0]!r} is no tier" if wrong else "dram can't be left out"
+        raise ConfigError(f"--tiers {tiers!r}: {what}; name dram, and with it hbm or ssd or both")
+    if "ssd" in names and not settings.has_ssd:
+        raise ConfigError(f"--tiers {tiers!r}: the ssd tier needs --dir, where it lives")
+    changes: dict[str, Any] = {} if "ssd" in names else {"ssd": None}
+    if "hbm" not in names:
+        changes["hbm.device"] = "off"
+    elif settings.hbm.device in ("auto", "off"):
+        # asked for by name: an error where it can't be had
+        changes["hbm.device"] = "cupy"
+    return changes
+
+
 def serve(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings; flags win over it.")
@@ -41,6 +60,16 @@ def serve(
     ] = None,
     dram: Annotated[str | None, typer.Option(help="DRAM budget, for example 4GiB.")] = None,
     ssd: Annotated[str | None, typer.Option(help="SSD budget, for example 100GiB.")] = None,
+    hbm: Annotated[
+        str | None, typer.Option(help="HBM budget per device, for example 8GiB.")
+    ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(
+            help="Which tiers there are: dram, and hbm or ssd or both, as hbm,dram,ssd. By itself "
+            "ssd is there with --dir, and hbm where a CUDA device is."
+        ),
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="host:port on loopback for Prometheus.")
     ] = None,
@@ -55,12 +84,15 @@ def serve(
         "server.listen": listen,
         "dram.budget_bytes": dram,
         "ssd.budget_bytes": ssd,
+        "hbm.budget_bytes": hbm,
         "server.metrics_listen": metrics,
         "server.log_level": log_level,
     }
     overrides: dict[str, Any] = dict(_parse_setting(text) for text in setting or ())
     overrides |= {key: value for key, value in flags.items() if value is not None}
     settings = load_settings(config, overrides)
+    if tiers is not None:
+        settings = load_settings(config, overrides | choose_tiers(settings, tiers))
     logging.basicConfig(level=settings.server.log_level.upper(), format=_LOG_FORMAT)
     from kvstore.server import daemon
 

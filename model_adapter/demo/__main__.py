@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from model_adapter.demo.picture import draw
-from model_adapter.demo.present import WIDTH_MIN, print_report
+from model_adapter.demo.present import HBM_WIDTH, WIDTH_MIN, print_report
 from model_adapter.demo.run import Demo, Settings
 
 
@@ -33,11 +33,22 @@ def main(
     sessions: Annotated[int, typer.Option(min=1, help="Sessions at most.")] = 4,
     turns: Annotated[int, typer.Option(min=1, help="Turns per session at most.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per turn.")] = 8,
+    tiers: Annotated[
+        str, typer.Option(help="The store's: dram,ssd, or hbm,dram,ssd.")
+    ] = "dram,ssd",
+    hbm_device: Annotated[
+        str,
+        typer.Option(help="What hbm is on: simulated (host memory, no GPU), or cupy for CUDA."),
+    ] = "simulated",
 ) -> None:
     """Real agent sessions without a store, with an empty one, and with a warm one."""
-    detected = Console()
-    console = Console(width=max(detected.width, WIDTH_MIN))
-    settings = Settings(preset, seed, sessions, turns, max_tokens)
+    if tiers not in ("dram,ssd", "hbm,dram,ssd"):
+        raise typer.BadParameter(f"--tiers {tiers!r}: the demo plays dram,ssd or hbm,dram,ssd")
+    settings = Settings(
+        preset, seed, sessions, turns, max_tokens, hbm_device if "hbm" in tiers else None
+    )
+    width = WIDTH_MIN + (HBM_WIDTH if settings.hbm_device else 0)
+    console = Console(width=max(Console().width, width))
     out.mkdir(parents=True, exist_ok=True)
     console.print(f"making a random checkpoint: preset {preset}, seed {seed}")
     with (

@@ -17,24 +17,37 @@ FREE_FLOOR_BYTES = 64 << 20
 
 
 class Daemon:
-    """`kvstored` over `directory`, on a unix socket beside it; a context manager.
+    """`kvstored` over `directory`, on a unix socket beside it; a context manager. `hbm_bytes`: of
+    an HBM tier on the device `hbm_device` (see `hbm.device` of the settings); 0 for none.
 
     Raises `RuntimeError` with the daemon's last words where it does not come up within
     `START_S_MAX`.
     """
 
-    def __init__(self, directory: Path, dram_bytes: int, ssd_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dram_bytes: int,
+        ssd_bytes: int,
+        hbm_bytes: int = 0,
+        hbm_device: str = "simulated",
+    ) -> None:
         self._store = directory / "store"
         self._store.mkdir(parents=True, exist_ok=True)
         self._log = directory / "kvstored.log"
         self.url = f"unix://{directory / 'kv.sock'}"
         self._budgets = (dram_bytes, ssd_bytes)
+        self._tiers = ["--tiers", "dram,ssd"]
+        if hbm_bytes:
+            self._tiers = ["--tiers", "hbm,dram,ssd", "--hbm", str(hbm_bytes)]
+            self._tiers += ["--set", f"hbm.device={hbm_device}"]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Daemon":
         dram, ssd = self._budgets
         command = [sys.executable, "-m", "kvstore.cli", "serve", "--dir", str(self._store)]
         command += ["--listen", self.url, "--dram", str(dram), "--ssd", str(ssd)]
+        command += self._tiers
         command += ["--set", f"ssd.free_floor_bytes={FREE_FLOOR_BYTES}"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -14,6 +14,7 @@ _COLOURS = {
     "empty store": "#7fb3d5",
     "warm store": "#1f618d",
     "from SSD": "#1f618d",
+    "from HBM": "#76d7c4",
     "from DRAM": "#7fb3d5",
     "from a snapshot": "#76b7a0",
     "computed": "#e59866",
@@ -51,9 +52,12 @@ def _draw_tokens(axes: Axes, results: DemoResults) -> None:
     parts = {
         "from SSD": [r.hit_blocks.get(Tier.SSD, 0) * step for r in reports],
         "from DRAM": [r.hit_blocks.get(Tier.DRAM, 0) * step for r in reports],
+        "from HBM": [r.hit_blocks.get(Tier.HBM, 0) * step for r in reports],
         "from a snapshot": [r.hit_tokens - sum(r.hit_blocks.values()) * step for r in reports],
         "computed": [r.prompt_tokens - r.hit_tokens for r in reports],
     }
+    if not results.hbm:
+        del parts["from HBM"]
     bottom = [0] * len(reports)
     for name, heights in parts.items():
         axes.bar(range(len(reports)), heights, 0.7, bottom, label=name, color=_COLOURS[name])

@@ -10,6 +10,8 @@ from model_adapter.demo.results import DemoResults, Totals
 
 WIDTH_MIN = 112
 """Columns that the tables need."""
+HBM_WIDTH = 6
+"""Columns that HBM adds to them."""
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -47,6 +49,7 @@ def turn_table(results: DemoResults) -> Table:
         "fetched\nkB",
         "blocks\nssd",
         "\ndram",
+        *(["\nhbm"] if results.hbm else []),
         "\nequal",
     )
     for plain, empty, warm in zip(results.plain, results.empty, results.warm, strict=True):
@@ -65,6 +68,7 @@ def turn_table(results: DemoResults) -> Table:
             _count((w.fetched_bytes + w.snapshot_bytes) / 1e3),
             _count(w.hit_blocks.get(Tier.SSD, 0)),
             _count(w.hit_blocks.get(Tier.DRAM, 0)),
+            *([_count(w.hit_blocks.get(Tier.HBM, 0))] if results.hbm else []),
             "yes" if empty.equal and warm.equal else "NO",
         )
     return table
@@ -85,6 +89,7 @@ def total_table(results: DemoResults) -> Table:
         "stored\nkB",
         "blocks\nssd",
         "\ndram",
+        *(["\nhbm"] if results.hbm else []),
     )
     names = {"no store": results.plain, "empty": results.empty, "warm": results.warm}
     for name, played in names.items():
@@ -101,6 +106,7 @@ def total_table(results: DemoResults) -> Table:
             _count(t.stored_bytes / 1e3),
             _count(t.hit_blocks[Tier.SSD]),
             _count(t.hit_blocks[Tier.DRAM]),
+            *([_count(t.hit_blocks[Tier.HBM])] if results.hbm else []),
         )
     return table
 
@@ -120,6 +126,8 @@ def report(results: DemoResults) -> Group:
         f"{results.same_as_plain} of {len(results.warm)} warm answers are also those of a full "
         f"prefill, which a replay approximates. {results.seconds:.0f} s in all."
     )
+    if results.hbm:
+        notes += f"\nThe store's device memory: {results.hbm}."
     return Group(turn_table(results), total_table(results), Text(notes), Text())
 
 

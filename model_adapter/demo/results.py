@@ -59,7 +59,8 @@ class Totals:
 @dataclass(frozen=True, slots=True)
 class DemoResults:
     """`plain`: without a store. `empty`: with one that was empty at first. `warm`: with the same
-    store after its daemon was stopped and started again. Entry i of each is the same turn."""
+    store after its daemon was stopped and started again. Entry i of each is the same turn. `hbm`:
+    what the store's HBM tier was on, empty without one."""
 
     preset: str
     layout: Layout
@@ -68,6 +69,7 @@ class DemoResults:
     warm: list[Played]
     lookup_blocks: dict[str, int]
     seconds: float
+    hbm: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -84,6 +86,8 @@ class DemoResults:
                     found.append(f"{at}: {p.report.refused_blocks} blocks refused")
         if not Totals.of(self.warm).hit_blocks[Tier.SSD]:
             found.append("warm pass: nothing came from SSD after the restart")
+        if self.hbm and not Totals.of(self.warm).hit_blocks[Tier.HBM]:
+            found.append(f"warm pass: nothing came from HBM ({self.hbm})")
         return found
 
     @property
@@ -125,6 +129,7 @@ class DemoResults:
             "passes": {name: [_turn_json(p) for p in played] for name, played in passes.items()},
             "lookup_blocks_after_restart": self.lookup_blocks,
             "same_as_plain": self.same_as_plain,
+            "hbm": self.hbm,
             "seconds": self.seconds,
             "problems": self.problems,
             "verdict": self.verdict,

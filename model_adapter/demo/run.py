@@ -21,6 +21,7 @@ from model_adapter.tokenizer import load_tokenizer
 
 DRAM_BYTES = 64 << 20
 SSD_BYTES = 256 << 20
+HBM_BYTES = 32 << 20
 WARM_UP_TOKENS = 300
 DEADLINE_S = 10.0
 
@@ -28,13 +29,15 @@ DEADLINE_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is played: how many sessions, turns of each and tokens per answer; `seed` is the
-    checkpoint's."""
+    checkpoint's. `hbm_device`: of an HBM tier for the store, `simulated` or `cupy`; None for no
+    such tier."""
 
     preset: str
     seed: int
     sessions: int
     turns: int
     max_tokens: int
+    hbm_device: str | None = None
 
 
 class Demo:
@@ -49,6 +52,7 @@ class Demo:
         make_checkpoint(settings.preset, settings.seed, checkpoint)
         self._model = Model.load(checkpoint, dtype=torch.float32)
         conversations = load_conversations()[: settings.sessions]
+        self._hbm = ""
         self._turns = schedule(conversations, load_tokenizer(checkpoint), settings.turns)
         self._namespace = namespace_of(self._model, checkpoint)
 
@@ -67,6 +71,7 @@ class Demo:
             warm=warm,
             lookup_blocks=lookups,
             seconds=time.perf_counter() - self._start,
+            hbm=self._hbm,
         )
 
     def _warm_up(self) -> None:
@@ -85,10 +90,15 @@ class Demo:
 
     def _stored(self, name: str, reference: ProcessBlocks) -> tuple[list[Played], dict[str, int]]:
         task = self._progress.add_task(name, total=len(self._turns))
+        device = self._settings.hbm_device
+        hbm_bytes = HBM_BYTES if device else 0
         with (
-            Daemon(self._directory, DRAM_BYTES, SSD_BYTES) as daemon,
+            Daemon(self._directory, DRAM_BYTES, SSD_BYTES, hbm_bytes, device or "") as daemon,
             kvstore.connect(daemon.url, deadline_s=DEADLINE_S) as client,
         ):
+            if device:
+                client.open_hbm()
+                self._hbm = "; ".join(client.stat().notes)
             played = play_checked(
                 self._model,
                 self._turns,

@@ -69,6 +69,22 @@ def test_a_run_passes_and_leaves_its_picture_and_numbers(played):
     assert numbers["lookup_blocks_after_restart"]["miss"] == 0
 
 
+def test_it_runs_with_hbm_on_a_simulated_device_and_says_so(tmp_path):
+    command = [sys.executable, "-m", "model_adapter.demo", "--out", str(tmp_path), *SMALL_DEMO]
+    command += ["--tiers", "hbm,dram,ssd"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip().splitlines()[-1].startswith("PASSED: ")
+    assert "hbm: simulated device 0 (host memory, no GPU)" in done.stdout
+    numbers = json.loads((tmp_path / "demo.json").read_text())
+    assert "simulated" in numbers["hbm"]
+    first, second = numbers["passes"]["warm"]
+    assert first["hit_blocks"].keys() == {"ssd"}
+    # the prompt's beginning that both sessions share was promoted twice by then
+    assert second["hit_blocks"]["hbm"] > 0
+    assert numbers["lookup_blocks_after_restart"]["hit_hbm"] > 0
+
+
 def test_the_schedule_is_one_turn_of_each_session_after_another(checkpoint):
     turns = schedule(load_conversations(), load_tokenizer(checkpoint), 7)
     assert [t.label for t in turns[:5]] == ["189f·1", "8f79·1", "ae5b·1", "c7d0·1", "189f·2"]
