@@ -20,6 +20,13 @@ _FOUND = {
     "pending": "pending",
     "miss": "miss",
 }
+_WINDOWS = {
+    "hit": "hits",
+    "miss": "misses",
+    "expired": "expired",
+    "evicted": "evicted",
+    "refused": "refused",
+}
 _ID_CHARS = 16
 UNBOUNDED_BYTES = 1 << 60
 """A budget that says: whatever is there. Looking at a directory must never evict from it."""
@@ -153,6 +160,7 @@ def print_stat(console: Console, stat: Stat) -> None:
         f"{stat.reservations:,} reservations; "
         f"{stat.dirty_blocks:,} blocks not on ssd yet ({human_bytes(stat.write_back_bytes)})"
     )
+    _print_windows(console, stat)
     if stat.evicted_ssd_age_s_min is not None:
         age = f"{stat.evicted_ssd_age_s_min:,.0f} s"
         console.print(f"the youngest block that left the ssd for room was {age} old")
@@ -163,6 +171,17 @@ def print_stat(console: Console, stat: Stat) -> None:
     wrong = {k: n for k, n in stat.counters.items() if n and k.startswith(("corrupt", "disk_"))}
     for name, n in wrong.items():
         console.print(f"[red]{name.replace('_', ' ')}: {n:,}[/red]")
+
+
+def _print_windows(console: Console, stat: Stat) -> None:
+    w = stat.windows
+    counts = ", ".join(
+        f"{stat.counters.get(f'windows_{name}', 0):,} {word}" for name, word in _WINDOWS.items()
+    )
+    console.print(
+        f"{w.objects:,} window snapshots and hand-over records take {human_bytes(w.used_bytes)} of "
+        f"{human_bytes(w.budget_bytes)}; {counts}"
+    )
 
 
 def print_ls(console: Console, blocks: Sequence[BlockInfo], limit: int) -> None:

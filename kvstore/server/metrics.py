@@ -28,6 +28,12 @@ _GAUGES = {
     "pinned_blocks": "Blocks under a lease",
     "dirty_blocks": "Blocks not yet on SSD",
 }
+_WINDOWS_GAUGES = {
+    "objects": "Window snapshots and hand-over records",
+    "payload_bytes": "Bytes of their payloads",
+    "used_bytes": "What they really take",
+    "budget_bytes": "What they may take",
+}
 _LABELLED = ("lookup_", "put_")
 """Counters that families with a label have already."""
 _log = logging.getLogger(__name__)
@@ -74,6 +80,9 @@ def _families(stat: Stat) -> Iterator[Metric]:
         yield family
     for name, text in _GAUGES.items():
         yield GaugeMetricFamily(f"kvstore_{name}", text, value=getattr(stat, name))
+    for name, text in _WINDOWS_GAUGES.items():
+        value = float(getattr(stat.windows, name))
+        yield GaugeMetricFamily(f"kvstore_windows_{name}", text, value=value)
     text = "Bytes waiting for SSD or being written"
     yield GaugeMetricFamily("kvstore_dirty_bytes", text, value=stat.write_back_bytes)
     if stat.evicted_ssd_age_s_min is not None:

@@ -100,7 +100,7 @@ class Windows:
         head = writer.head
         if not right:
             self._pool.discard(writer.room)
-            self._core.metrics.add("windows_corrupt")
+            self._core.metrics.add("corrupt_windows")
             return PutOutcome.CORRUPT
         expires_s = self._driver.now_s() + writer.ttl_s
         self._pool.put(writer.room, writer.number, head.name, head.place, head.checksum, expires_s)
@@ -159,7 +159,7 @@ class Windows:
         if held.live:
             self._pool.remove(held)
         self._pool.end_use(held)
-        self._core.metrics.add("windows_corrupt")
+        self._core.metrics.add("corrupt_windows")
         self._core.metrics.add("windows_miss")
 
     async def wait(self, namespace_id: bytes, request_id: str, deadline_s: float) -> bool:

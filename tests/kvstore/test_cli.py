@@ -81,11 +81,16 @@ def test_stat_shows_tiers_and_shares_that_sum_to_100(
     with connect(url) as client:
         ns = client.open_namespace(ns.namespace)
         client.match(ns, [*keys, b"\1" * 32])
+        client.put_handover(ns, "request", bytes(5000))
+        client.wait_handover(ns, "request", 0.0)
     ran = kvstore("stat", "--store", url)
     assert ran.code == 0
     for text in ("dram", "ssd", "hit on ssd", "100.0 %", "64.00 MiB", "6 blocks in 1 namespaces"):
         assert text in ran.out
+    assert "1 window snapshots and hand-over records take 8.00 KiB of" in ran.out
+    assert "1 hits, 0 misses, 0 expired, 0 evicted, 0 refused" in " ".join(ran.out.split())
     stat = json.loads(kvstore("stat", "--store", url, "--json").out)
+    assert stat["windows"]["payload_bytes"] == 5000
     assert stat["tiers"]["ssd"]["objects"] == BLOCKS
     assert stat["tiers"]["ssd"]["payload_bytes"] == BLOCKS * SMALL.block_bytes
     assert sum(stat["lookup_blocks"].values()) == BLOCKS + 1

@@ -240,3 +240,42 @@ def test_a_byte_flipped_on_the_way_is_a_counted_and_reported_miss(
     again = door.do(door.client.read(lease, lease.keys))
     assert [d.outcome for d in again] == [Outcome.HIT] * 3
     door.close()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_full_connection_to_a_daemon_that_stands_still_costs_the_deadline(
+    daemon: Daemon, flavour: str
+) -> None:
+    """More than the sockets take: what is behind it, and the closing, end in time all the same."""
+    door = Door(f"{daemon.url}?data=grpc", flavour == "async")
+    ns = door.open(Layout((SectionSpec(0, "main", 1, 1 << 16),), block_tokens=32))
+    blocks = chain(ns, 3)
+    inner = getattr(door.client, "_client", door.client)
+    daemon.signal(signal.SIGSTOP)
+    try:
+        inner.deadline_s = 0.3
+        for call in (
+            lambda: door.client.put(ns, blocks),
+            lambda: door.client.match(ns, [b"\1" * 32]),
+            lambda: door.client.put_handover(ns, "r", bytes(1 << 20)),
+            lambda: door.client.wait_handover(ns, "r", 0.1),
+            lambda: door.client.get_window(ns, b"\1" * 32),
+            lambda: door.client.verify(deadline_s=0.3),
+        ):
+            started_s = time.monotonic()
+            assert type(door.fails(call)) is Unavailable
+            assert time.monotonic() - started_s < 20.0
+    finally:
+        daemon.signal(signal.SIGCONT)
+    inner.deadline_s = 20.0
+    assert until_available(door, lambda: door.client.put(ns, blocks)) is not None
+    assert door.do(door.client.match(ns, keys_of(blocks))).hit_blocks == 3
+    inner.deadline_s = 0.3
+    daemon.signal(signal.SIGSTOP)
+    try:
+        assert type(door.fails(lambda: door.client.put(ns, chain(ns, 3, seed=1)))) is Unavailable
+        started_s = time.monotonic()
+        door.close()
+        assert time.monotonic() - started_s < 20.0
+    finally:
+        daemon.signal(signal.SIGCONT)

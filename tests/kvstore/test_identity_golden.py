@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstore.client import NamespaceHandle
 from kvstore.namespace import DS41F_LAYOUT, Namespace, namespace_id
 from kvstore.prefix_hash import ImageSpan, block_keys, snapshot_key
 
@@ -20,6 +21,8 @@ GOLDEN = {
     "image block 0": "601c2dab14a53c0ad68c3c5bde7815a0504c31708810faa47ec40366400822e2",
     "image block 1": "2b56db33353c28a72d2b1b5430309fe4f29a9a018e42b6099fe497291ae6a025",
     "snapshot": "80e370df3c8a32125ffb59062deb11a17d6053c6f8380498703574e01779e1bd",
+    "short snapshot": "4e73f905c4b1814a1e6a8a05b8b68f99098270553dd5e8c904c87ee7b3912355",
+    "image snapshot": "7c089c07560046be3e56f5fd70d859e2e6c2246e4bfd000e826bdcef1baa8f77",
     "empty snapshot": "0c96052bf9b40d5727498e6de6e45f74bc4318984b56bdc5de4eaa4bd4858f34",
 }
 PICTURE = hashlib.sha256(b"the pixels of a picture").digest()
@@ -64,8 +67,11 @@ def independent() -> dict[str, str]:
     image_0 = digest("block", ns, shown(0, 256), PICTURE, struct.pack("<q", -100))
     image_1 = digest("block", image_0, shown(256, 512), PICTURE, struct.pack("<q", 156))
     snapshot = digest("snapshot", block_1, struct.pack("<Q", 28), tokens(512, 519))
+    short = digest("snapshot", ns, struct.pack("<Q", 28), tokens(0, 7))
+    picture = (PICTURE, struct.pack("<q", 156))
+    behind = digest("snapshot", image_0, struct.pack("<Q", 616), shown(256, 410), *picture)
     empty = digest("snapshot", block_1, struct.pack("<Q", 0))
-    names = (ns, tenant, block_0, block_1, image_0, image_1, snapshot, empty)
+    names = (ns, tenant, block_0, block_1, image_0, image_1, snapshot, short, behind, empty)
     return {use: name.hex() for use, name in zip(GOLDEN, names, strict=True)}
 
 
@@ -83,6 +89,8 @@ def ours() -> dict[str, str]:
         *blocks,
         *images,
         snapshot_key(blocks[1], ids[512:], 512),
+        snapshot_key(ns, ids[:7]),
+        snapshot_key(images[0], shown[256:410], 256, [ImageSpan(100, 300, PICTURE)]),
         snapshot_key(blocks[1], [], 512),
     )
     return {use: name.hex() for use, name in zip(GOLDEN, names, strict=True)}
@@ -90,6 +98,19 @@ def ours() -> dict[str, str]:
 
 def test_the_package_gives_the_golden_names():
     assert ours() == GOLDEN
+
+
+def test_a_handle_derives_them_from_all_the_tokens():
+    plain = Namespace("DeepSeek-V4.1-Flash", "2026-10", DS41F_LAYOUT)
+    handle, ids = NamespaceHandle(namespace_id(plain), plain), np.arange(519)
+    shown = np.where((ids >= 100) & (ids < 400), 129264, ids)
+    picture = [ImageSpan(100, 300, PICTURE)]
+    assert {
+        "snapshot": handle.snapshot_key(ids).hex(),
+        "short snapshot": handle.snapshot_key(ids[:7]).hex(),
+        "image snapshot": handle.snapshot_key(shown[:410], picture).hex(),
+        "empty snapshot": handle.snapshot_key(ids[:512]).hex(),
+    }.items() <= GOLDEN.items()
 
 
 def test_the_page_alone_gives_the_golden_names():

@@ -267,6 +267,7 @@ def test_metrics_on_loopback(tmp_path: Path) -> None:
             blocks = chain(ns, 3)
             client.put(ns, blocks)
             client.match(ns, [*keys_of(blocks), b"\1" * 32])
+            client.put_handover(ns, "request", b"record")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -274,6 +275,9 @@ def test_metrics_on_loopback(tmp_path: Path) -> None:
         assert float(values['kvstore_lookup_blocks_total{found="miss"}']) == 1
         assert float(values['kvstore_put_blocks_total{outcome="stored"}']) == 3
         assert float(values['kvstore_tier_objects{tier="dram"}']) == 3
+        assert float(values["kvstore_windows_objects"]) == 1
+        assert float(values["kvstore_windows_used_bytes"]) == 4096
+        assert float(values["kvstore_windows_stored_total"]) == 1
         assert float(values['kvstored_call_seconds_count{method="BulkPut",result="ok"}']) == 1
         assert daemon.terminate() == 0
     finally:

@@ -5,9 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.block import Match, Outcome, PutOutcome, Tier, TierCost
+from kvstore.block import (
+    Match,
+    Outcome,
+    PutOutcome,
+    SnapshotPlace,
+    SnapshotRef,
+    Tier,
+    TierCost,
+)
 from kvstore.errors import InvalidRequest
 from kvstore.server import messages
+from kvstore.server.windows import window_head
 from kvstore.store.types import (
     BlockInfo,
     LeaseGrant,
@@ -15,6 +24,8 @@ from kvstore.store.types import (
     Stat,
     TierStat,
     VerifyReport,
+    WindowHead,
+    WindowsStat,
 )
 from kvstore.v1 import kvstore_pb2 as pb
 
@@ -25,6 +36,10 @@ MATCH = Match(
     residency=(BOTH, Tier.SSD, Tier.NONE, Tier.NONE),
     block_bytes=227_840,
     costs={Tier.DRAM: TierCost(1e-5, 5e9), Tier.SSD: TierCost(1e-4, float("inf"))},
+    snapshots=(
+        SnapshotRef(b"s" * 32, 2, 255, 1 << 33),
+        SnapshotRef(b"t" * 32, 0, 0, 0),
+    ),
 )
 STAT = Stat(
     tiers=(TierStat(Tier.SSD, 1, 2, 3, 4, False, TierCost(0.5, 6.0)),),
@@ -39,6 +54,7 @@ STAT = Stat(
     puts={"stored": 14},
     notes=("hbm: absent, there is none",),
     counters={"disk_errors": 15},
+    windows=WindowsStat(16, 17, 18, 1 << 40),
     evicted_ssd_age_s_min=16.5,
 )
 INFO = BlockInfo(b"k" * 32, b"n" * 32, b"p" * 32, 3, BOTH, 160, 2, True, 4.5)
@@ -69,6 +85,21 @@ REPORT = VerifyReport({Tier.DRAM: 1, Tier.SSD: 2}, {Tier.DRAM: 3, Tier.SSD: 4}, 
 def test_values_survive(value: object, to_pb: object, from_pb: object) -> None:
     sent = to_pb(value)
     assert from_pb(type(sent).FromString(sent.SerializeToString())) == value
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        WindowHead(b"k" * 32, SnapshotPlace(b"p" * 32, 7, 3), 1 << 33, b"c" * 16, 2.5),
+        WindowHead(b"k" * 32, SnapshotPlace(b"p" * 32, 0, 0), 0, b"c" * 16),
+        WindowHead("réquest", None, 1, b"c" * 16),
+    ],
+)
+def test_heads_of_windows_survive(head: WindowHead) -> None:
+    sent = messages.put_window_to_pb(b"n" * 32, head)
+    received = pb.PutWindowRequest.FromString(sent.SerializeToString())
+    assert received.namespace_id == b"n" * 32
+    assert window_head(received) == head
 
 
 def test_keys_are_packed_one_behind_the_other() -> None:

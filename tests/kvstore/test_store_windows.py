@@ -60,7 +60,7 @@ async def test_wrong_bytes_are_refused_and_what_was_there_stays():
             PutOutcome.CORRUPT
         )
         assert await payload_of(engine, ns, "r") == b"right"
-        assert engine.stat().counters["windows_corrupt"] == 1
+        assert engine.stat().counters["corrupt_windows"] == 1
         assert engine.stat().windows.used_bytes == PAGE
 
 
@@ -74,7 +74,7 @@ async def test_a_byte_that_turns_in_the_pool_is_a_miss_and_goes():
         assert await engine.get_window(ns, "r") is None
         stat = engine.stat()
         assert stat.windows.objects == stat.windows.used_bytes == 0
-        assert (stat.counters["windows_corrupt"], stat.counters["windows_miss"]) == (1, 1)
+        assert (stat.counters["corrupt_windows"], stat.counters["windows_miss"]) == (1, 1)
 
 
 @engine_test
