@@ -8,8 +8,8 @@ of blocks that left them. A block that comes back from `b1` says that `t1` was t
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvstore.eviction.base import ALONE, Surroundings
-from kvstore.eviction.queues import Names, Queue, QueuePolicy
+from kvstore.eviction.base import ALONE, Rows, Surroundings
+from kvstore.eviction.queues import Names, Queue, QueuePolicy, Recency
 
 
 class Arc(QueuePolicy):
@@ -17,7 +17,7 @@ class Arc(QueuePolicy):
 
     def __init__(self, surroundings: Surroundings = ALONE) -> None:
         super().__init__(surroundings)
-        self._t1, self._t2 = Queue(), Queue()
+        self._t1, self._t2 = Queue(), Recency()
         self._b1: Names = OrderedDict()
         self._b2: Names = OrderedDict()
         self._t1_target = 0.0
@@ -38,14 +38,12 @@ class Arc(QueuePolicy):
         else:
             self._t1.append(row)
 
-    def _hit(self, rows: Sequence[int]) -> None:
+    def _hit(self, rows: Rows) -> None:
         t1, t2 = self._t1, self._t2
-        for row in rows:
-            if row in t2:
-                t2.renew(row)
-            else:
-                t1.remove(row)
-                t2.append(row)
+        for row in rows[~t2.holds(rows)].tolist():
+            t1.remove(row)
+            t2.append(row)
+        t2.renew(rows)
 
     def _leave(self, row: int, name: int | None) -> None:
         if row in self._t1:
@@ -65,9 +63,10 @@ class Arc(QueuePolicy):
 
     def _propose(self, may_go: Callable[[int], bool]) -> int | None:
         t1_first = len(self._t1) > self._t1_target or not self._t2
-        one, other = (self._t1, self._t2) if t1_first else (self._t2, self._t1)
+        queues: list[Queue | Recency] = [self._t1, self._t2]
+        one, other = queues if t1_first else queues[::-1]
         row = one.first(may_go)
         return other.first(may_go) if row is None else row
 
-    def _queues(self) -> Sequence[Queue]:
+    def _queues(self) -> Sequence[Queue | Recency]:
         return self._t1, self._t2

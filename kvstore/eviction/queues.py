@@ -1,4 +1,5 @@
-"""What the classic policies share: queues of rows in insertion-ordered dictionaries.
+"""What the classic policies share: queues of rows, in insertion-ordered dictionaries (`Queue`) or,
+where every use moves rows, by time stamps (`Recency`).
 
 The published algorithms know independent objects. Two additions make them fit chains and the
 contract, the same for all: rows enter their queue with their first touch, deepest first, so that of
@@ -8,13 +9,22 @@ about 100 bytes per row, plus what the algorithm remembers of rows that have gon
 """
 
 from abc import abstractmethod
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Surroundings
+from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
+from kvstore.eviction.lru import LRU
+
+_OUT: Final = 0
+_FRESH: Final = 1
+_PLACED: Final = 2
+_COOL: Final = 3
+_ROWS_MIN: Final = 1024
 
 Names = OrderedDict[int, None]
 """Rows, or names of blocks, in an order."""
@@ -85,13 +95,58 @@ class Queue:
         return next((row for row in self._parked if may_go(row)), None)
 
 
+class Recency:
+    """The same as `Queue`, for many rows at a time."""
+
+    def __init__(self) -> None:
+        self._order = LRU()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._order
+
+    def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of the rows are in."""
+        return self._order.holds(rows)
+
+    def append(self, row: int) -> None:
+        """As the newest."""
+        self._order.add(row)
+
+    def remove(self, row: int) -> None:
+        """A row that is in."""
+        self._order.remove(row)
+
+    def renew(self, rows: Rows) -> None:
+        """Make those of the rows that are in the newest, the last given newest of all."""
+        self._order.touch(rows[::-1])
+
+    def pop_oldest(self) -> int:
+        """Take the oldest out."""
+        row = self._order.victim(lambda row: True)
+        assert row is not None, "there is no oldest of none"
+        self._order.remove(row)
+        return row
+
+    def unpark(self, row: int) -> None:
+        """Give a refused row its turn back; others are passed over."""
+        self._order.reconsider(row)
+
+    def first(self, may_go: Callable[[int], bool]) -> int | None:
+        """The oldest row that may go."""
+        return self._order.victim(may_go)
+
+
 class QueuePolicy(EvictionPolicy):
     """A subclass places rows (`_enter`), moves them when used (`_hit`), lets them go (`_leave`)
     and proposes victims (`_propose`)."""
 
     def __init__(self, surroundings: Surroundings = ALONE) -> None:
         super().__init__(surroundings)
-        self._in: set[int] = set()
+        self._state = array("B")
+        self._rows = 0
         self._fresh: Names = OrderedDict()
         self._cooled: Names = OrderedDict()
         self._most = 0
@@ -103,8 +158,8 @@ class QueuePolicy(EvictionPolicy):
         """Place a row that is new."""
 
     @abstractmethod
-    def _hit(self, rows: Sequence[int]) -> None:
-        """Placed rows were used, the root last."""
+    def _hit(self, rows: Rows) -> None:
+        """Placed rows were used; leaf first, so that the root is used last."""
 
     @abstractmethod
     def _leave(self, row: int, name: int | None) -> None:
@@ -115,7 +170,7 @@ class QueuePolicy(EvictionPolicy):
         """The next victim among the placed rows that `may_go` accepts."""
 
     @abstractmethod
-    def _queues(self) -> Sequence[Queue]:
+    def _queues(self) -> Sequence[Queue | Recency]:
         """Where placed rows are."""
 
     # what they share
@@ -128,31 +183,38 @@ class QueuePolicy(EvictionPolicy):
         return int(self.surroundings.identity(np.array([row], np.int64))[0])
 
     def __len__(self) -> int:
-        return len(self._in)
+        return self._rows
 
     def __contains__(self, row: object) -> bool:
-        return row in self._in
+        state = self._state
+        return isinstance(row, int) and 0 <= row < len(state) and state[row] != _OUT
 
     def add(self, row: int) -> None:
-        assert row not in self._in, f"row {row} was added twice"
-        self._in.add(row)
+        assert row not in self, f"row {row} was added twice"
+        if row >= len(self._state):
+            more = max(row + 1 - len(self._state), _ROWS_MIN, len(self._state) // 8)
+            self._state = self._state + array("B", bytes(more))
+        self._state[row] = _FRESH
+        self._rows += 1
         self._fresh[row] = None
-        self._most = max(self._most, len(self._in))
+        self._most = max(self._most, self._rows)
 
     def touch(self, rows: Chain) -> None:
-        leaf_first = rows[::-1].tolist() if isinstance(rows, np.ndarray) else list(rows)[::-1]
-        cooled, fresh = self._cooled, self._fresh
-        if cooled:
-            for row in leaf_first:
-                if row in cooled:
-                    del cooled[row]
-                    self._enter(row)
-        new = [row for row in leaf_first if row in fresh] if fresh else []
-        if len(new) < len(leaf_first):
-            present = self._in
-            self._hit([r for r in leaf_first if r in present and r not in fresh])
-        for row in new:
-            del fresh[row]
+        leaf_first = np.asarray(rows, np.int64)[::-1]
+        states = np.frombuffer(self._state, np.uint8)
+        leaf_first = leaf_first[leaf_first < len(states)]
+        if self._cooled:
+            for row in leaf_first[states[leaf_first] == _COOL].tolist():
+                del self._cooled[row]
+                self._state[row] = _PLACED
+                self._enter(row)
+        state = states[leaf_first]
+        placed = leaf_first[state == _PLACED]
+        if len(placed):
+            self._hit(placed)
+        for row in leaf_first[state == _FRESH].tolist():
+            del self._fresh[row]
+            self._state[row] = _PLACED
             self._enter(row)
 
     def arrived(self, chain: Chain) -> None:
@@ -160,23 +222,26 @@ class QueuePolicy(EvictionPolicy):
         self.touch([row for row in rows if row in self._fresh])
 
     def remove(self, row: int) -> None:
-        assert row in self._in, f"row {row} was removed twice"
-        self._in.discard(row)
-        if row in self._fresh:
+        assert row in self, f"row {row} was removed twice"
+        state, self._state[row] = self._state[row], _OUT
+        self._rows -= 1
+        if state == _FRESH:
             del self._fresh[row]
-        elif row in self._cooled:
+        elif state == _COOL:
             del self._cooled[row]
         else:
             self._leave(row, self._name(row))
 
     def cool(self, rows: Chain) -> None:
         for row in np.asarray(rows, np.int64).tolist():
-            if row in self._in and row not in self._cooled:
-                if row in self._fresh:
-                    del self._fresh[row]
-                else:
-                    self._leave(row, None)
-                self._cooled[row] = None
+            if row not in self or self._state[row] == _COOL:
+                continue
+            if self._state[row] == _FRESH:
+                del self._fresh[row]
+            else:
+                self._leave(row, None)
+            self._state[row] = _COOL
+            self._cooled[row] = None
 
     def reconsider(self, row: int) -> None:
         for queue in self._queues():
@@ -192,11 +257,11 @@ class QueuePolicy(EvictionPolicy):
         return row_or_none
 
     def load(self, coldest_first: npt.NDArray[np.int64]) -> None:
-        assert not self._in, "loading needs an empty policy"
+        assert not self._rows, "loading needs an empty policy"
         for row in coldest_first.tolist():
             self.add(row)
         self.touch(coldest_first[::-1])
 
     def check_integrity(self) -> None:
-        placed = len(self._in) - len(self._fresh) - len(self._cooled)
+        placed = self._rows - len(self._fresh) - len(self._cooled)
         assert placed == sum(map(len, self._queues())), "rows are miscounted"

@@ -5,10 +5,13 @@ main queue, otherwise they go and the ghost queue remembers their names; a block
 while it is remembered enters the main queue at once. The main queue gives used rows another round.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvstore.eviction.base import ALONE, Surroundings
+import numpy as np
+
+from kvstore.eviction.base import ALONE, Rows, Surroundings
 from kvstore.eviction.queues import Names, Queue, QueuePolicy
 
 _SMALL_SHARE = 0.1
@@ -23,21 +26,21 @@ class S3Fifo(QueuePolicy):
         super().__init__(surroundings)
         self._small, self._main = Queue(), Queue()
         self._ghosts: Names = OrderedDict()
-        self._uses: dict[int, int] = {}
+        self._uses = array("B")
 
     def _enter(self, row: int) -> None:
+        if row >= len(self._uses):
+            more = max(row + 1 - len(self._uses), 1024, len(self._uses) // 8)
+            self._uses = self._uses + array("B", bytes(more))
         self._uses[row] = 0
         known = self._ghosts and self._ghosts.pop(self._name(row), self) is None
         (self._main if known else self._small).append(row)
 
-    def _hit(self, rows: Sequence[int]) -> None:
-        uses = self._uses
-        for row in rows:
-            if uses[row] < _USES_MAX:
-                uses[row] += 1
+    def _hit(self, rows: Rows) -> None:
+        uses = np.frombuffer(self._uses, np.uint8)
+        uses[rows] = np.minimum(uses[rows] + 1, _USES_MAX)
 
     def _leave(self, row: int, name: int | None) -> None:
-        del self._uses[row]
         if row in self._main:
             self._main.remove(row)
             return

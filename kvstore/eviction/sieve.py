@@ -7,7 +7,9 @@ the bits it meets and stops at the first row without one. Rows are never moved.
 from array import array
 from collections.abc import Callable, Sequence
 
-from kvstore.eviction.base import ALONE, Surroundings
+import numpy as np
+
+from kvstore.eviction.base import ALONE, Rows, Surroundings
 from kvstore.eviction.queues import Queue, QueuePolicy
 
 _NONE = -1
@@ -19,7 +21,7 @@ class Sieve(QueuePolicy):
     def __init__(self, surroundings: Surroundings = ALONE) -> None:
         super().__init__(surroundings)
         self._older, self._newer = array("q"), array("q")
-        self._used = bytearray()
+        self._used = array("B")
         self._oldest = self._newest = self._hand = _NONE
         self._linked = 0
         self._again: dict[int, None] = {}
@@ -30,7 +32,7 @@ class Sieve(QueuePolicy):
             more = max(more, 1024, len(self._used) // 8)
             self._older.frombytes(bytes(8 * more))
             self._newer.frombytes(bytes(8 * more))
-            self._used.extend(bytes(more))
+            self._used = self._used + array("B", bytes(more))
         self._used[row] = 0
         self._older[row], self._newer[row] = self._newest, _NONE
         if self._newest != _NONE:
@@ -40,10 +42,8 @@ class Sieve(QueuePolicy):
         self._newest = row
         self._linked += 1
 
-    def _hit(self, rows: Sequence[int]) -> None:
-        used = self._used
-        for row in rows:
-            used[row] = 1
+    def _hit(self, rows: Rows) -> None:
+        np.frombuffer(self._used, np.uint8)[rows] = 1
 
     def _leave(self, row: int, name: int | None) -> None:
         older, newer = self._older[row], self._newer[row]
