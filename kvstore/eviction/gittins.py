@@ -49,11 +49,11 @@ from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, Runs
 
 _PACES: Final = 14
-_PACE_GAIN: Final = 0.6
+_PACE_GAIN: Final = 0.3
 _SHARED_FACTOR: Final = 0.5
 _SAME_REQUEST_S: Final = 1e-3
 _REVALUE_SHARE: Final = 8
-_USES_MAX: Final = 255
+_USES_MAX: Final = 8
 _LOG_2: Final = math.log(2)
 _OUTLOOKS: Final = 2 * len(Outlook)
 
@@ -183,13 +183,25 @@ class Gittins(EvictionPolicy):
             uses, kind = 1, _class_of(1, False, True, self._path_pace)
         else:
             age = self._came_s - past.seen_s
-            self._times.returned(past.kind, age, rows)
+            self._came_back(past, rows)
             uses = min(past.uses + 1, _USES_MAX)
             kind = self._used_as(uses, age, self._path_gap, self._path_pace)
         self._times.started(kind, rows)
         if self._pieces and self._pieces[-1][1:] == (kind, uses):
             self._pieces.pop()
         self._pieces.append(_Piece(end, kind, uses))
+
+    def _arriving(self, kind: int, uses: int) -> Record:
+        return Record(self._came_s, self._came_s, kind, self._path_pace, uses)
+
+    def _came_back(self, past: Record, rows: int) -> None:
+        """So many blocks are used again; what was said when an answer ended is a class of its own
+        beside the one that counts from the request."""
+        now = self.surroundings.now_s()
+        self._times.returned(past.kind, now - past.since_s, rows)
+        said = past.kind % _OUTLOOKS - past.kind % 2
+        if said:
+            self._times.returned(past.kind - said, now - past.seen_s, rows)
 
     def _used_as(self, uses: int, age: float, gap: float, pace: float) -> int:
         """The class of blocks that are used now, after `age` seconds, by a session that came back
@@ -201,7 +213,7 @@ class Gittins(EvictionPolicy):
         """Per new block, the number of a record of what is known of it now."""
         notes = array("q")
         for end, kind, uses in self._pieces:
-            number = self._gone.note(self._came_s, kind, self._path_pace, uses)
+            number = self._gone.note(self._arriving(kind, uses))
             notes.extend([number] * (end - len(notes)))
         return np.frombuffer(notes, np.int64)
 
@@ -265,11 +277,12 @@ class Gittins(EvictionPolicy):
             pace = _moved(runs.pace[used[-1]], gap)
         for run in used:
             n, age = len(runs.rows[run]), now - runs.seen_s[run]
-            times.returned(runs.kind[run], age, n)
+            self._came_back(runs.record(run), n)
             uses = min(runs.uses[run] + 1, _USES_MAX)
             kind = self._used_as(uses, age, gap, pace)
             times.started(kind, n)
-            runs.seen_s[run], runs.kind[run] = now, kind
+            runs.seen_s[run] = runs.since_s[run] = now
+            runs.kind[run] = kind
             runs.pace[run], runs.uses[run] = pace, uses
 
     def _leave_branch(self, last: int) -> None:
@@ -292,9 +305,17 @@ class Gittins(EvictionPolicy):
         super().answered(chain, outlook)
         runs = self._runs
         path = runs.path(_listed(chain))
+        now = self.surroundings.now_s()
         for run in path:
             kind = runs.kind[run]
-            self._reclass(run, kind - kind % _OUTLOOKS + 2 * int(outlook) + (kind & 1))
+            before, left = kind % _OUTLOOKS, kind % 2
+            told = kind - before + 2 * int(outlook) + left
+            if before > 1:
+                self._reclass(run, told)
+            elif outlook:
+                self._times.started(told, len(runs.rows[run]))
+                runs.kind[run] = told
+            runs.since_s[run] = now
         if path:
             self._offer(path[-1])
 
@@ -326,9 +347,7 @@ class Gittins(EvictionPolicy):
 
     def _enter(self, rows: list[int], piece: _Piece) -> None:
         if rows:
-            self._last_run = self._runs.make(
-                rows, self._came_s, piece.kind, self._path_pace, piece.uses
-            )
+            self._last_run = self._runs.make(rows, self._arriving(piece.kind, piece.uses))
             self._rows += len(rows)
 
     def _make_way(
@@ -365,7 +384,7 @@ class Gittins(EvictionPolicy):
     def _let_go(self, run: int, rows: list[int]) -> None:
         """Rows that were the tail of a run have left it."""
         runs = self._runs
-        number = self._gone.note(runs.seen_s[run], runs.kind[run], runs.pace[run], runs.uses[run])
+        number = self._gone.note(runs.record(run))
         self._left.extend(rows)
         self._left_as.extend([number] * len(rows))
         self._rows -= len(rows)
@@ -384,7 +403,7 @@ class Gittins(EvictionPolicy):
             self._add_foreseen(row, at)
             return
         past = self._meet(row)
-        self._offer(self._runs.make([row], *past))
+        self._offer(self._runs.make([row], past))
         self._rows += 1
 
     def _add_foreseen(self, row: int, at: int) -> None:
@@ -411,7 +430,7 @@ class Gittins(EvictionPolicy):
         number = int(self._gone.recall(names)[0])
         if number == UNKNOWN:
             now, kind = self.surroundings.now_s(), _class_of(1, False, True, math.nan)
-            return Record(now, kind, math.nan, 1)
+            return Record(now, now, kind, math.nan, 1)
         return self._gone.record(number)
 
     def remove(self, row: int) -> None:
@@ -437,7 +456,7 @@ class Gittins(EvictionPolicy):
 
     def _offer(self, run: int) -> None:
         runs = self._runs
-        worth = self._times.worth(runs.kind[run], self.surroundings.now_s() - runs.seen_s[run])
+        worth = self._times.worth(runs.kind[run], self.surroundings.now_s() - runs.since_s[run])
         depth = runs.depth[run] + len(runs.rows[run])
         worth *= 1 + self._growth * depth
         runs.offered[run] = 1
@@ -504,7 +523,7 @@ class Gittins(EvictionPolicy):
     def _fill_heap(self, chosen: npt.NDArray[np.int64]) -> None:
         runs = self._runs
         depth = runs.column("depth")[chosen] + [len(runs.rows[run]) for run in chosen.tolist()]
-        ages = self.surroundings.now_s() - runs.column("seen_s")[chosen]
+        ages = self.surroundings.now_s() - runs.column("since_s")[chosen]
         worth = self._times.worths(runs.column("kind")[chosen], ages)
         worth *= 1 + self._growth * depth
         order = np.lexsort((-depth, worth))
@@ -537,8 +556,9 @@ class Gittins(EvictionPolicy):
         self._reserve(int(coldest_first.max(initial=-1)) + 1)
         self._names[coldest_first] = self.surroundings.identity(coldest_first)
         now, kind = self.surroundings.now_s(), _class_of(1, False, False, math.nan)
+        past = Record(now, now, kind, math.nan, 1)
         for row in coldest_first.tolist():
-            self._runs.make([row], now, kind, math.nan, 1)
+            self._runs.make([row], past)
         self._runs.column("new")[:] = 0
         self._rows = len(coldest_first)
 

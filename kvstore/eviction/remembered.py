@@ -24,10 +24,12 @@ Records = npt.NDArray[np.int64]
 
 
 class Record(NamedTuple):
-    """`seen_s` last use, `kind` class number, `pace` moving mean of log seconds between the
+    """`seen_s` last use, `since_s` when the present wait began, which is then or the end of the
+    answer, `kind` class number, `pace` moving mean of log seconds between the
     session's requests (NaN where unknown), `uses` at most 255."""
 
     seen_s: float
+    since_s: float
     kind: int
     pace: float
     uses: int
@@ -45,23 +47,26 @@ class Remembered:
         self._records = 1 << bits
         self._made = 0
         self._seen_s = array("d", bytes(8 * self._records))
+        self._since_s = array("d", bytes(8 * self._records))
         self._kind = array("i", bytes(4 * self._records))
         self._pace = array("d", bytes(8 * self._records))
         self._uses = bytearray(self._records)
 
-    def note(self, seen_s: float, kind: int, pace: float, uses: int) -> int:
+    def note(self, record: Record) -> int:
         """A new record; its number."""
         number = self._made
         at = number & (self._records - 1)
-        self._seen_s[at], self._kind[at] = seen_s, kind
-        self._pace[at], self._uses[at] = pace, uses
+        self._seen_s[at], self._since_s[at], self._kind[at] = record[:3]
+        self._pace[at], self._uses[at] = record[3:]
         self._made += 1
         return number
 
     def record(self, number: int) -> Record:
         """What a number that `recall` just gave stands for."""
         at = number & (self._records - 1)
-        return Record(self._seen_s[at], self._kind[at], self._pace[at], self._uses[at])
+        return Record(
+            self._seen_s[at], self._since_s[at], self._kind[at], self._pace[at], self._uses[at]
+        )
 
     def remember(self, names: Names, numbers: Any) -> None:
         """Lead from names to records: one number each, or one for all."""

@@ -11,11 +11,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.eviction.remembered import Record
+
 NONE: Final = -1
 _RUNS_MIN: Final = 256
 _ROWS_MIN: Final = 1024
 _COLUMNS: Final = {
     "seen_s": ("d", np.float64),
+    "since_s": ("d", np.float64),
     "kind": ("i", np.int32),
     "pace": ("d", np.float64),
     "uses": ("B", np.uint8),
@@ -29,17 +32,17 @@ _COLUMNS: Final = {
 
 
 class Runs:
-    """Columns by run number: `rows` root first; `seen_s`, `kind`, `pace`, `uses` as in `Record`;
-    `depth` of the first row; `stamp`, larger for what was used later, 0 where there is no such run;
-    `after` the run that a chain last went on to, or NONE; `above` the row before the first, or
-    NONE; `new` until the first touch; `offered` while the heap holds it.
+    """Columns by run number: `rows` root first; `seen_s`, `since_s`, `kind`, `pace`, `uses` as in
+    `Record`; `depth` of the first row; `stamp`, larger for what was used later, 0 where there is no
+    such run; `after` the run that a chain last went on to, or NONE; `above` the row before the
+    first, or NONE; `new` until the first touch; `offered` while the heap holds it.
 
-    `run_of`: per row, the run that it is in, or NONE. Memory: 70 bytes per run and 50 per row.
+    `run_of`: per row, the run that it is in, or NONE. Memory: 250 bytes per run and 50 per row.
     """
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
-        self.seen_s, self.pace = array("d"), array("d")
+        self.seen_s, self.since_s, self.pace = array("d"), array("d"), array("d")
         self.kind, self.depth, self.after = array("i"), array("i"), array("i")
         self.stamp, self.above = array("q"), array("q")
         self.uses, self.new, self.offered = array("B"), array("B"), array("B")
@@ -66,18 +69,25 @@ class Runs:
         self._last_stamp += 1
         return self._last_stamp
 
-    def make(self, rows: list[int], seen_s: float, kind: int, pace: float, uses: int) -> int:
+    def make(self, rows: list[int], past: Record) -> int:
         """A new run of rows that are in none."""
         if not self._free:
             self._grow()
         run = self._free.pop()
         self.rows[run] = rows
-        self.seen_s[run], self.kind[run], self.pace[run], self.uses[run] = seen_s, kind, pace, uses
+        self.seen_s[run], self.since_s[run], self.kind[run] = past[:3]
+        self.pace[run], self.uses[run] = past[3:]
         self.depth[run], self.after[run], self.above[run] = 0, NONE, NONE
         self.new[run], self.offered[run] = 1, 0
         self.stamp[run] = self.next_stamp()
         self._place(rows, run)
         return run
+
+    def record(self, run: int) -> Record:
+        """What is known of a run's rows."""
+        return Record(
+            self.seen_s[run], self.since_s[run], self.kind[run], self.pace[run], self.uses[run]
+        )
 
     def drop(self, run: int) -> int:
         """Forget a run that has no rows; the run that it was the continuation of, or NONE."""
@@ -94,7 +104,7 @@ class Runs:
         """Rows before `at` become a run of their own, whose number is returned; the tail keeps its
         number, and with it its place in the heap."""
         rows = self.rows[run]
-        top = self.make(rows[:at], self.seen_s[run], self.kind[run], self.pace[run], self.uses[run])
+        top = self.make(rows[:at], self.record(run))
         del rows[:at]
         self.depth[top], self.above[top], self.after[top] = self.depth[run], self.above[run], run
         self.new[top] = self.new[run]

@@ -90,30 +90,35 @@ def test_one_off_prompts_do_not_flush_what_gittins_keeps(seed):
     assert scanned >= hits(mixed, "lru", capacity)
 
 
+def record_of(start):
+    return Record(float(start), start + 0.5, start % 7, 0.5, 1 + start % 8)
+
+
 def test_gittins_remembers_within_bounds():
     memory = Remembered(1000)
     names = np.arange(10**6, dtype=np.uint64)
     for start in range(0, 10**6, 1000):
         some = names[start : start + 1000]
-        memory.remember(some, memory.note(float(start), start % 7, 0.5, 1 + start % 9))
+        memory.remember(
+            some, memory.note(Record(float(start), start + 0.5, start % 7, 0.5, 1 + start % 9))
+        )
     numbers = memory.recall(names)
     known = np.flatnonzero(numbers != UNKNOWN)
     assert 0 < len(known) <= 1 << 16
     for i in known[::997].tolist():
-        start = i - i % 1000
-        assert memory.record(int(numbers[i])) == Record(start, start % 7, 0.5, 1 + start % 9)
+        assert memory.record(int(numbers[i])) == record_of(i - i % 1000)
     assert (memory.recall(names + np.uint64(10**7)) == UNKNOWN).all()
 
 
 def test_records_that_were_overwritten_are_unknown():
     memory = Remembered(0)
     names = np.arange(2, dtype=np.uint64)
-    memory.remember(names[:1], memory.note(1.0, 1, 0.0, 1))
+    memory.remember(names[:1], memory.note(Record(1.0, 1.0, 1, 0.0, 1)))
     for _ in range((1 << 16) - 1):
-        last = memory.note(2.0, 2, 0.0, 2)
+        last = memory.note(Record(2.0, 2.0, 2, 0.0, 2))
     memory.remember(names[1:], last)
     assert (memory.recall(names) != UNKNOWN).all()
-    memory.note(3.0, 3, 0.0, 3)
+    memory.note(Record(3.0, 3.0, 3, 0.0, 3))
     assert (memory.recall(names) == UNKNOWN).tolist() == [True, False]
 
 
