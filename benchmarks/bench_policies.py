@@ -39,8 +39,11 @@ NAMES = {
     "magagent": "lmcache-agent/magagent",
     "weka-cap60": "weka/weka_traces_710.tar.zst",
     "weka-asrecorded": "weka/weka_traces_710.tar.zst",
+    "weka-sixth-cap60": "weka/weka_traces_710.tar.zst",
+    "weka-sixth-asrecorded": "weka/weka_traces_710.tar.zst",
 }
-AGENTIC = ("miniswe", "magagent", "weka-cap60", "weka-asrecorded")
+"""`weka-sixth`: a sixth of the sessions and of the users, for machines with an hour to spare."""
+AGENTIC = ("miniswe", "magagent", *(name for name in NAMES if name.startswith("weka")))
 SCAN_SHARE, SCAN_CAPACITY = 0.3, 0.05
 SAMPLES = Path(__file__).parent.parent / "tests" / "kvstore" / "traces"
 SMOKE = {"mooncake-conversation": "mooncake.jsonl", "weka-cap60": "weka.tar.zst"}
@@ -50,9 +53,13 @@ _SEED = 0
 
 def load(name: str, folder: Path, smoke: bool) -> Trace:
     """One trace by the name that the table uses."""
-    think = None if name == "weka-asrecorded" else 60.0
-    where = SMOKE[name] if smoke else NAMES[name]
-    return read(folder / where, Users(2 if smoke else 50, think, seed=_SEED))
+    think = None if name.endswith("asrecorded") else 60.0
+    users = Users(50, think, seed=_SEED)
+    if smoke:
+        users = Users(2, think, seed=_SEED)
+    elif "sixth" in name:
+        users = Users(8, think, seed=_SEED, sessions_max=115)
+    return read(folder / (SMOKE[name] if smoke else NAMES[name]), users)
 
 
 def policies(trace: Trace) -> list[str]:

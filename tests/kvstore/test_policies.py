@@ -99,9 +99,7 @@ def test_gittins_remembers_within_bounds():
     names = np.arange(10**6, dtype=np.uint64)
     for start in range(0, 10**6, 1000):
         some = names[start : start + 1000]
-        memory.remember(
-            some, memory.note(Record(float(start), start + 0.5, start % 7, 0.5, 1 + start % 9))
-        )
+        memory.remember(some, memory.note(record_of(start)))
     numbers = memory.recall(names)
     known = np.flatnonzero(numbers != UNKNOWN)
     assert 0 < len(known) <= 1 << 16
