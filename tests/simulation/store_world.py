@@ -31,6 +31,9 @@ from kvstore.testing.blocks import TINY_LAYOUT, chain, payload, tiny_namespace
 from kvstore.testing.clock import ManualClock, run_simulated
 from kvstore.testing.disk import History, SimDisk, no_fault
 from kvstore.testing.workers import SimulatedWorkers
+from kvstore.tiers.hbm.device import DeviceError
+from kvstore.tiers.hbm.opening import open_hbm
+from kvstore.tiers.hbm.simulated import SimulatedDevice
 from kvstore.tiers.ssd import SsdTier
 
 LAYOUT = Layout(TINY_LAYOUT.sections, 16)
@@ -38,6 +41,7 @@ CALL_S_MAX = 60.0
 SETTINGS = {
     "dir": Path("/store"),
     "dram": {"budget_bytes": 24 * 12288},
+    "hbm": {"devices": (0, 1), "budget_bytes": 6 * 12288, "copy_bytes_max": 4 * 12288},
     "ssd": {
         "budget_bytes": "1MiB",
         "segment_bytes": "128KiB",
@@ -76,7 +80,10 @@ class World:
         self._base = deepcopy(self.disk.state)
         self.namespace: Namespace = tiny_namespace(layout=LAYOUT)
         policy = self.random.choice(sorted(POLICIES))
-        self.config = build_config(StoreConfig, SETTINGS, {"eviction.policy": policy})
+        self.hbm = self.random.random() < 0.6
+        how = {"eviction.policy": policy, "hbm.device": "simulated" if self.hbm else "off"}
+        self.config = build_config(StoreConfig, SETTINGS, how)
+        self.devices: list[SimulatedDevice] = []
         self.counts[policy] += 1
 
     def run(self) -> "World":
@@ -90,12 +97,14 @@ class World:
         await self._last_look()
 
     async def _open(self) -> Engine:
+        self.devices = [SimulatedDevice(i, stepped=True) for i in self.config.hbm.devices]
         opening = partial(SsdTier.open, files=self.disk, open_index=self.disk.open_index)
         engine = await Engine.open(
             self.config,
             self.clock,
             workers=SimulatedWorkers(Random(self.random.random()), latency_s=0.02),
             open_log=opening,
+            open_devices=partial(open_hbm, find=lambda _: list(self.devices)),
             first_id=1 + self.random.randrange(1 << 40),
         )
         self.ns = engine.open_namespace(self.namespace)
@@ -128,7 +137,13 @@ class World:
             if isinstance(result, Exception):
                 raise result
         self.disk.before = no_fault
+        for device in self.devices:
+            device.before = no_fault
         self.unrest += self.unrest % 2
+        counted = engine.metrics.counts
+        self.counts["promoted to hbm"] += counted["promoted_hbm_blocks"]
+        self.counts["left hbm"] += counted["demoted_hbm_blocks"]
+        self.counts["copied back"] += counted["copied_back_blocks"]
         if crash:
             self._power_loss(engine)
         else:
@@ -191,13 +206,24 @@ class World:
     async def _faults(self) -> None:
         while True:
             await asyncio.sleep(self.random.uniform(1.0, 6.0))
-            what = self.random.choice(["pwrite", "fdatasync", "commit", "preadv", "unlink"])
+            what = self.random.choice(
+                ["pwrite", "fdatasync", "commit", "preadv", "unlink", "in", "out"]
+            )
             self.note("fault", what)
             self.disk.before = partial(_fail, what)
+            for device in self.devices:
+                device.before = partial(_fail_device, what)
             self.unrest += 1
             await asyncio.sleep(self.random.uniform(0.1, 3.0))
             self.disk.before = no_fault
+            for device in self.devices:
+                device.before = no_fault
             self.unrest += 1
+
+
+def _fail_device(what: str, op: str, length: int) -> None:
+    if op == what:
+        raise DeviceError("injected")
 
 
 def _fail(what: str, op: str, path: Path) -> None:

@@ -10,6 +10,7 @@ from kvstore.block import Tier
 from kvstore.migration.residency import Residency
 from kvstore.store import loads
 from kvstore.testing.clock import ManualClock, Stuck, run_simulated
+from kvstore.tiers.hbm.simulated import SimulatedEvent
 
 QUICK_RUNS, LONG_RUNS = 6, 400
 
@@ -48,6 +49,8 @@ def test_many_seeds(seed, long):
     # the runs went where it matters
     for what in ("power loss", "closed", "fault", "refused", "survivors", "commit", "evicted"):
         assert total[what], f"no run saw: {what}"
+    for what in ("promoted to hbm", "left hbm", "copied back"):
+        assert total[what], f"no run saw: {what}"
 
 
 def test_the_same_seed_is_the_same_run(seed):
@@ -79,12 +82,15 @@ BREAKAGES = {
             ),
         ),
     ),
-    "leases do not pin": ((Residency, "_is_free", lambda self, row: not self.index.children[row]),),
+    "a copy into hbm is done before it is done": (
+        (SimulatedEvent, "wait", lambda self, timeout_s: True),
+    ),
+    "leases do not pin": ((Residency, "is_free", lambda self, row: not self.index.children[row]),),
 }
 
 
 @pytest.mark.parametrize(
-    "what", [*list(BREAKAGES)[:3], pytest.param("leases do not pin", marks=pytest.mark.long)]
+    "what", [*list(BREAKAGES)[:4], pytest.param("leases do not pin", marks=pytest.mark.long)]
 )
 def test_a_broken_store_is_noticed(what, seed, monkeypatch):
     for breakage in BREAKAGES[what]:
