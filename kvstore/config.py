@@ -185,9 +185,9 @@ class MigrationConfig(_Settings):
     room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
     `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
-    `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while cold
-    blocks can go instead; more of it keeps more blocks and writes them more often. `retry_s_min`,
-    `retry_s_max`: back-off after a disk error.
+    `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while the
+    policy's victims can go instead; less of it keeps more blocks and writes them more often.
+    `retry_s_min`, `retry_s_max`: back-off after a disk error.
     """
 
     read_workers: Count = 4
@@ -196,7 +196,7 @@ class MigrationConfig(_Settings):
     write_batch_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
     load_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 128 * _MIB
     bounce_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
-    compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.25
+    compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.5
     retry_s_min: Seconds = 0.5
     retry_s_max: Seconds = 30.0
 

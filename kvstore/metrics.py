@@ -37,6 +37,7 @@ COUNTERS = {
     "evicted_hbm_blocks": "Blocks that the policy dropped from hbm with no copy left",
     "evicted_dram_blocks": "Blocks that the policy dropped from dram with no copy left",
     "evicted_ssd_blocks": "Blocks that the policy dropped from ssd",
+    "declined_ssd_blocks": "Blocks kept out of a full ssd whose policy prefers what it holds",
     "refused_ssd_blocks": "Blocks kept out of an ssd full of blocks under ssd.lifetime_min_s",
     "evicted_by_request_blocks": "Blocks dropped because a caller asked",
     "corrupt_hbm_blocks": "Blocks quarantined for a checksum mismatch in what came from hbm",

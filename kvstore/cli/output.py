@@ -161,6 +161,10 @@ def print_stat(console: Console, stat: Stat) -> None:
         f"{stat.dirty_blocks:,} blocks not on ssd yet ({human_bytes(stat.write_back_bytes)})"
     )
     _print_windows(console, stat)
+    if (amplification := stat.write_amplification) is not None:
+        console.print(f"the ssd wrote {amplification:.2f} bytes of frames per byte that it took in")
+    if declined := stat.counters.get("declined_ssd_blocks"):
+        console.print(f"{declined:,} blocks kept out of a full ssd whose blocks are worth more")
     if stat.evicted_ssd_age_s_min is not None:
         age = f"{stat.evicted_ssd_age_s_min:,.0f} s"
         console.print(f"the youngest block that left the ssd for room was {age} old")

@@ -412,13 +412,17 @@ class Gittins(EvictionPolicy):
         while self._pieces[self._piece].end <= at:
             self._piece += 1
             first = True
-        if first or self._runs.rows[run][-1:] != self._new[at - 1 : at]:
+        # rows added before may have arrived, and their run been joined with another
+        if first or not self._ends_with(run, self._new[at - 1]):
             self._enter([row], self._pieces[self._piece])
         else:
             self._runs.rows[run].append(row)
             self._runs.run_of[row] = run
             self._rows += 1
         self._entered += 1
+
+    def _ends_with(self, run: int, row: int) -> bool:
+        return self._runs.run_of[row] == run and self._runs.rows[run][-1] == row
 
     def _meet(self, row: int) -> Record:
         """What is known of a row that nobody foresaw just now."""

@@ -25,18 +25,23 @@ class Lifetime:
     def evict_one(self, wall_s: float) -> bool:
         """The policy's next victim among leaves that are old enough at `wall_s` leaves the store;
         False where there is none."""
+        row = self.victim(wall_s)
+        if row is not None:
+            self.evict(row, wall_s)
+        return row is not None
+
+    def evict(self, row: int, wall_s: float) -> None:
+        """What `victim` gave leaves the store."""
         r = self._residency
-        row = self._victim(wall_s)
-        if row is None:
-            return False
+        self._old_left = max(0, self._old_left - 1)
         age_s = max(0.0, wall_s - r.index.created_wall_s[row])
         youngest_s = self.evicted_age_s_min
         self.evicted_age_s_min = age_s if youngest_s is None else min(age_s, youngest_s)
         r.drop(row)
         r.metrics.add("evicted_ssd_blocks")
-        return True
 
-    def _victim(self, wall_s: float) -> int | None:
+    def victim(self, wall_s: float) -> int | None:
+        """The policy's next victim among leaves that are old enough, or None; it stays."""
         r = self._residency
         if not self._min_s:
             return r.ssd_policy.victim(r.may_leave_store)
@@ -47,7 +52,8 @@ class Lifetime:
             return None
         created, born_by = r.index.created_wall_s, wall_s - self._min_s
         row = r.ssd_policy.victim(lambda row: created[row] <= born_by and r.may_leave_store(row))
-        self._old_left = 0 if row is None else self._old_left - 1
+        if row is None:
+            self._old_left = 0
         return row
 
     def refuses(self, wall_s: float) -> bool:

@@ -6,12 +6,15 @@ are durable before the index names them, an entry is gone from the index before 
 deleted, and a key's removal never overtakes its next write. A job is as large as what has gathered
 while the last one ran, so that one sync serves many puts.
 
-Space comes back a segment at a time. While frames find room nothing is evicted. Without room, cold
-leaves leave the store until some segment has enough dead bytes; what is still wanted of it is
-appended again, and it is deleted. Where nothing may go, the lane is stuck: dirty blocks stay in
-DRAM, which then sheds its coldest leaves, and that in turn lets the log's blocks go. Where all that
-keeps them is their guaranteed lifetime, the dirty blocks are refused: nobody waits for them to
-become durable any more, though they will be if there is room before they leave DRAM.
+Space comes back a segment at a time. While frames find room nothing is evicted. Without room, the
+policy's victims leave the store until some segment has enough dead bytes; what is still wanted of
+it is appended again, and it is deleted. So what is appended again is what the policy prefers to all
+that went. A block for which a victim would have to go that the policy holds for worth more is
+declined, with all below it; not where somebody waits for it to become durable. Where nothing may
+go, the lane is stuck: dirty blocks stay in DRAM, which then sheds its coldest leaves, and that in
+turn lets the log's blocks go. Where all that keeps them is their guaranteed lifetime, the dirty
+blocks are refused: nobody waits for them to become durable any more, though they will be if there
+is room before they leave DRAM.
 """
 
 import logging
@@ -160,15 +163,21 @@ class LogLane:
 
     def _write_back(self, now_s: float) -> LogJob | None:
         r, job, size = self._residency, LogJob(), 0
-        for row in r.dirty:
+        for row in list(r.dirty):
+            if r.index.parent[row] in r.declined and not r.tickets.wanted(row):
+                r.decline(row)
+                continue
             slot = r.slot_of(row)
             if job.appends and size + slot.length > self._config.write_batch_bytes_max:
                 break
             location = self._ssd.place(slot.length)
             if location is None:
-                if not job.appends:
-                    return self._make_room(row, now_s)
-                break
+                if job.appends:
+                    break
+                room = self._make_room(row, now_s)
+                if row in r.declined:
+                    continue
+                return room
             size += slot.length
             self._append(job, row, location, slot, None)
         if job.appends:
@@ -195,15 +204,23 @@ class LogLane:
         r = self._residency
         if now_s < self._room_at_s:
             return None
-        length = r.index.stored_bytes[for_row]
+        length, wall_s = r.index.stored_bytes[for_row], now_s + self._wall_offset_s
+        admitted = r.tickets.wanted(for_row)
         while True:
             victim = self._ssd.victim_segment()
-            if victim is not None and self._worth_moving(victim, length):
+            row = self._lifetime.victim(wall_s)
+            if victim is not None and self._worth_moving(victim, length, row):
                 job = self._move_out(victim)
                 if job or self._promotion.reads_in(victim):
                     return job
-            if not self._lifetime.evict_one(now_s + self._wall_offset_s):
+            if row is None:
                 break
+            if not admitted and not r.ssd_policy.admits(for_row, row):
+                r.decline(for_row)
+                return None
+            # room comes by segments: the others go for the blocks that come next
+            admitted = True
+            self._lifetime.evict(row, wall_s)
         if victim is not None and self._gain(victim) >= length and (job := self._move_out(victim)):
             return job
         self._stuck(now_s)
@@ -226,9 +243,13 @@ class LogLane:
     def _gain(self, segment: int) -> int:
         return self._segment_bytes - self._ssd.live_in(segment)
 
-    def _worth_moving(self, segment: int, length: int) -> bool:
+    def _worth_moving(self, segment: int, length: int, next_to_go: int | None) -> bool:
+        """Whether enough of a segment is dead. Not while the policy's next victim lies in it: it
+        would be appended again only to go."""
         least = self._config.compaction_dead_fraction_min * self._segment_bytes
-        return self._gain(segment) >= max(least, length)
+        if self._gain(segment) < max(least, length):
+            return False
+        return next_to_go is None or self._residency.index.segment[next_to_go] != segment
 
     def _move_out(self, segment: int) -> LogJob | None:
         """Append what is wanted of a segment again, as much as one job takes; delete it if that is

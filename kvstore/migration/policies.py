@@ -57,16 +57,18 @@ class TierPolicies:
 
     # requests
 
-    def asked(self, rows: Sequence[int]) -> None:
-        """A request found these blocks and is going to read them; of one chain as a rule."""
+    def asked(self, rows: Sequence[int], declined: Sequence[int] = ()) -> None:
+        """A request found these blocks and is going to read them; of one chain as a rule. The SSD
+        gets another chance to take those that it `declined`."""
         for chain in self._chains(rows):
             tiers = self._index.view("tiers")[chain]
             for tier, policy in self._told():
                 there = chain[tiers & tier != 0]
-                # what a faster tier lacks is about to be promoted; the log has a queue of its own
-                missing = chain[(tiers & tier == 0) & (tiers != 0)][
-                    : len(chain) * (tier < Tier.SSD)
-                ]
+                if tier is Tier.SSD:
+                    missing = chain[np.isin(chain, declined)]
+                else:
+                    # about to be promoted
+                    missing = chain[(tiers & tier == 0) & (tiers != 0)]
                 policy.foresee(np.concatenate((there, missing)), len(there))
                 policy.touch(there)
 

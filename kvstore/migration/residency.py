@@ -3,9 +3,12 @@
 Every change of residency is one method here, so that the books of all of them agree after each.
 Rules that hold throughout:
 
-* With a log, every READY block is on SSD or *dirty*: in DRAM only, waiting to be written. A dirty
+* With a log, every READY block is on SSD, *dirty* (in DRAM only, waiting to be written) or
+  *declined* (in DRAM only: the SSD is full of blocks that its policy holds for worth more). A dirty
   block leaves DRAM only while the log can't take it (`log_stalled`): the disk fails, or nothing on
-  it may go. It is lost then, which is a miss; a full or failing disk must not close DRAM.
+  it may go. It is lost then, which is a miss; a full or failing disk must not close DRAM. A
+  declined block may leave DRAM like any other, and is lost; when it is used again, or its
+  durability is asked for, it is dirty again.
 * A block leaves its last tier only without children and pins, so that nothing unreachable is kept
   while something reachable goes. A policy victim of the SSD leaves DRAM and HBM too: the SSD is the
   store's capacity, they are its front.
@@ -69,6 +72,7 @@ class Residency:
         self.log_stuck_at: int | None = None
         self.log_refuses = False
         self.refused: set[int] = set()
+        self.declined: dict[int, None] = {}
         self.changes = 0
         self.dram_users = SlotUsers(dram, self._changed)
         self.hbm_users = SlotUsers(hbm or dram, self._changed)
@@ -254,6 +258,12 @@ class Residency:
             for policy in self.policies.of.values():
                 policy.cool(unreachable)
 
+    def asked(self, rows: Sequence[int]) -> None:
+        """A request found these blocks and is going to read them."""
+        declined = [row for row in rows if row in self.declined] if self.declined else []
+        self.policies.asked(rows, declined)
+        self.undecline(declined)
+
     # durability
 
     def ticket(self, rows: set[int]) -> Ticket:
@@ -263,6 +273,32 @@ class Residency:
             for row in rows & self.refused:
                 self.tickets.refused(row)
         return ticket
+
+    def wanted_durable(self, rows: Iterable[int]) -> set[int]:
+        """Those of the rows that are dirty or stranded; what was declined of them, and of the
+        blocks before them, is dirty again and among them."""
+        wanted = set(rows)
+        if self.declined:
+            for row in list(wanted):
+                above = self.index.ancestors(row)
+                wanted.update(other for other in above if other in self.declined)
+            self.undecline(sorted(wanted, key=self.index.depth.__getitem__))
+        return wanted & (self.dirty.keys() | self.stranded.keys())
+
+    def decline(self, row: int) -> None:
+        """The SSD's policy holds what would have to go for a dirty row for worth more."""
+        self._no_longer_dirty(row, self.slot_of(row).length)
+        self.declined[row] = None
+        self.metrics.add("declined_ssd_blocks")
+        self.changes += 1
+
+    def undecline(self, rows: Iterable[int]) -> None:
+        """Those of the rows that were declined are dirty again."""
+        for row in rows:
+            if row in self.declined:
+                del self.declined[row]
+                self.dirty[row] = None
+                self.dirty_bytes += self.slot_of(row).length
 
     def refuse_dirty(self) -> None:
         """The SSD takes none of the dirty blocks for now: count each once, let nobody wait."""
@@ -281,7 +317,8 @@ class Residency:
             return False
         if index.tiers[row] & _SSD:
             return True
-        return self.log_stalled and (bool(index.tiers[row] & _HBM) or self.is_free(row))
+        stays_dirty = not self.log_stalled and row not in self.declined
+        return not stays_dirty and (bool(index.tiers[row] & _HBM) or self.is_free(row))
 
     def may_leave_hbm(self, row: int) -> bool:
         """Whether the policy's choice for HBM can go now, if need be by way of DRAM."""
@@ -333,6 +370,7 @@ class Residency:
         return self.hbm
 
     def _no_longer_dirty(self, row: int, length: int) -> None:
+        self.declined.pop(row, None)
         if row in self.dirty:
             del self.dirty[row]
             self.refused.discard(row)
@@ -365,7 +403,9 @@ class Residency:
             assert not on_ssd
             assert not self.dirty, "nothing can be dirty without a log"
             return
-        dirty = {row for row in in_dram if not index.tiers[row] & _SSD}
+        alone = {row for row in in_dram if not index.tiers[row] & _SSD}
+        dirty = alone - self.declined.keys()
+        assert self.declined.keys() <= alone, "a block is declined that DRAM does not hold alone"
         assert dirty == self.dirty.keys(), "the queue of dirty blocks is not what DRAM alone holds"
         assert self.refused <= self.dirty.keys(), "a block is refused that is not dirty"
         total = sum(self.slot_of(row).length for row in dirty)

@@ -30,6 +30,10 @@ class Tickets:
             self._by_row.setdefault(row, []).append(ticket)
         return ticket
 
+    def wanted(self, row: int) -> bool:
+        """Whether anybody waits for the row."""
+        return row in self._by_row
+
     def close(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""
         for row in ticket.waiting:

@@ -85,6 +85,11 @@ def _families(stat: Stat) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"kvstore_windows_{name}", text, value=value)
     text = "Bytes waiting for SSD or being written"
     yield GaugeMetricFamily("kvstore_dirty_bytes", text, value=stat.write_back_bytes)
+    if stat.write_amplification is not None:
+        text = "Frame bytes written to SSD, compaction included, per byte taken in"
+        yield GaugeMetricFamily(
+            "kvstore_ssd_write_amplification", text, value=stat.write_amplification
+        )
     if stat.evicted_ssd_age_s_min is not None:
         text = "Age of the youngest block that left the SSD for room"
         value = stat.evicted_ssd_age_s_min

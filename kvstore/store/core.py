@@ -203,7 +203,7 @@ class Core:
         rows = found.rows[: found.hits]
         right, ttl_s = self.leases.grant(Held(number, rows), now_s, ttl_s)
         self.residency.pin(rows)
-        self.residency.policies.asked(rows)
+        self.residency.asked(rows)
         if self.hbm_lane is not None:
             self.hbm_lane.nominate(rows)
         self.metrics.add("leases_granted")

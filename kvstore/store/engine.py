@@ -402,7 +402,7 @@ class Engine:
         if self._core.lane is None:
             raise InvalidRequest("this store has no ssd tier, nothing in it is durable")
         r = self._core.residency
-        ticket = r.ticket({*r.dirty, *r.stranded})
+        ticket = r.ticket(r.wanted_durable([*r.dirty, *r.stranded, *r.declined]))
         await self._driver.durable([ticket], self._config.limits.drain_s_max)
 
     # windows

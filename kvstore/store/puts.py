@@ -144,24 +144,25 @@ class Puts:
         self._check_durability(durability)
         if copies := set(self._copies.get(reservation_id, ())):
             await asyncio.wait(copies)
-        outcomes, ticket = self._commit(reservation_id)
-        await self._settle([ticket], durability)
+        outcomes, tickets = self._commit(reservation_id, durability)
+        await self._settle(tickets)
         return outcomes
 
-    def _commit(self, reservation_id: int) -> tuple[list[PutOutcome], Ticket]:
-        """Outcomes, and a ticket for all of them that are there; opened before anything else can
-        happen to them."""
+    def _commit(
+        self, reservation_id: int, durability: Durability
+    ) -> tuple[list[PutOutcome], list[Ticket]]:
         draft = self._reservations.commit(reservation_id, self._driver.now_s())
-        ticket = self._reservations.ticket(draft)
+        tickets = self._tickets(draft, durability)
         self._driver.pump()
-        return draft.outcomes, ticket
+        return draft.outcomes, tickets
 
-    async def _settle(self, tickets: Sequence[Ticket], durability: Durability) -> None:
-        if durability is Durability.DURABLE:
+    def _tickets(self, draft: Draft, durability: Durability) -> list[Ticket]:
+        """What to wait for; opened before anything else can happen to the blocks."""
+        return [self._reservations.ticket(draft)] if durability is Durability.DURABLE else []
+
+    async def _settle(self, tickets: Sequence[Ticket]) -> None:
+        if tickets:
             await self._driver.durable(tickets, self._driver.config.limits.disk_wait_s_max)
-        else:
-            for ticket in tickets:
-                self._driver.core.residency.tickets.close(ticket)
 
     def _check_durability(self, durability: Durability) -> None:
         ssd = self._driver.config.ssd
@@ -235,12 +236,14 @@ class Puts:
         try:
             for at in range(0, len(names), step):
                 draft = await self._draft(namespace_id, names[at : at + step], refused)
-                tickets.append(await self._fill(draft, partial(_shifted, source, at), layout))
+                from_here = partial(_shifted, source, at)
+                tickets += await self._fill(draft, from_here, layout, durability)
                 outcomes += draft.outcomes
         except BaseException:
-            await self._settle(tickets, Durability.ACCEPTED)
+            for ticket in tickets:
+                self._driver.core.residency.tickets.close(ticket)
             raise
-        await self._settle(tickets, durability)
+        await self._settle(tickets)
         return outcomes
 
     def _blocks_at_once(self, frame_bytes: int) -> int:
@@ -251,11 +254,17 @@ class Puts:
         )
         return max(1, size // frame_bytes)
 
-    async def _fill(self, draft: Draft, source: Callable[[int], Source], layout: Layout) -> Ticket:
-        """Copy and commit what the draft reserved."""
+    async def _fill(
+        self,
+        draft: Draft,
+        source: Callable[[int], Source],
+        layout: Layout,
+        durability: Durability,
+    ) -> list[Ticket]:
+        """Copy and commit what the draft reserved; what to wait for."""
         reservation_id, _ = self._reservations.grant(draft, self._driver.now_s(), None)
         if not reservation_id:
-            return self._reservations.ticket(draft)
+            return self._tickets(draft, durability)
         work = []
         for incoming in draft.blocks.values():
             sections, checksums = source(incoming.place)
@@ -267,7 +276,7 @@ class Puts:
         except BaseException:
             self.abort(reservation_id)
             raise
-        return self._commit(reservation_id)[1]
+        return self._commit(reservation_id, durability)[1]
 
 
 @lru_cache(maxsize=64)

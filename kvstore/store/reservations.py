@@ -303,18 +303,19 @@ class Reservations:
             self.abandon(right.held)
 
     def ticket(self, draft: Draft) -> Ticket:
-        """A ticket for the call's blocks that are stored, by it or before. MUST be closed."""
+        """A ticket for the call's blocks that are stored, by it or before, which are to become
+        durable. MUST be closed."""
         index, r = self._residency.index, self._residency
-        unwritten, lost = set(), 0
+        rows, lost = set(), 0
         for key, outcome in zip(draft.keys, draft.outcomes, strict=True):
             if outcome not in (PutOutcome.STORED, PutOutcome.PRESENT):
                 continue
             row = index.find(key)
             if row is None or index.state[row] != READY:
                 lost += 1
-            elif row in r.dirty or row in r.stranded:
-                unwritten.add(row)
-        ticket = r.ticket(unwritten)
+            else:
+                rows.add(row)
+        ticket = r.ticket(r.wanted_durable(rows))
         ticket.lost = lost
         return ticket
 

@@ -217,6 +217,14 @@ class Stat:
     windows: WindowsStat = WindowsStat()
     notes: tuple[str, ...] = ()
 
+    @property
+    def write_amplification(self) -> float | None:
+        """Frame bytes that the SSD wrote, compaction included, per byte that it took in; None
+        before the first. The index's pages are not counted."""
+        taken = self.counters.get("write_back_bytes", 0)
+        again = self.counters.get("compacted_bytes", 0)
+        return (taken + again) / taken if taken else None
+
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:

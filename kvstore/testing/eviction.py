@@ -69,6 +69,25 @@ class EvictionPolicyContract:
         policy.touch([0, 1, 2, 3, 4, 5, 6, 7])
         assert drain(policy) == [7, 6, 5, 4, 3, 2, 1, 0]
 
+    def test_foreseen_rows_may_come_in_pieces(self) -> None:
+        policy, chain = self.make(), list(range(12))
+        policy.foresee(chain[:8], 0)
+        for end in (3, 4, 8):
+            for row in chain[:end]:
+                if row not in policy:
+                    policy.add(row)
+            policy.arrived(chain[:end])
+            policy.check_integrity()
+        policy.continued(chain, 8)
+        for row in (8, 9):
+            policy.add(row)
+        policy.foresee([20, 21], 0)
+        policy.arrived(chain[:10])
+        policy.add(10)
+        policy.arrived(chain[:11])
+        policy.check_integrity()
+        assert sorted(drain(policy)) == chain[:11]
+
     def test_useless_rows_go_first_in_the_order_given(self) -> None:
         policy = self.filled(10)
         policy.cool([7, 2, 99])

@@ -176,6 +176,8 @@ async def test_budgets_hold_under_churn(tmp_path, seed):
         "dram.budget_bytes": "512KiB",
         "ssd.budget_bytes": "4MiB",
         "ssd.segment_bytes": "256KiB",
+        # one that lets everything in
+        "eviction.policy": "lru",
     }
     config = engine_config(tmp_path, **settings)
     with Watch(tmp_path) as watch:

@@ -27,6 +27,8 @@ TIGHT = {
     "ssd.segment_bytes": "64KiB",
     "ssd.budget_bytes": "1MiB",
     "ssd.lifetime_min_s": LIFE_S,
+    # one that lets everything in
+    "eviction.policy": "lru",
 }
 """16 blocks of DRAM, and an SSD of about 190."""
 
