@@ -1,6 +1,7 @@
 """The client, asynchronous. `kvstore.client.sync` is the same with blocking calls."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -44,6 +45,8 @@ VERIFY_DEADLINE_S_DEFAULT = 24 * 3600.0
 LS_LIMIT_DEFAULT = 1000
 _LS_LIMIT_MAX = (1 << 31) - 1
 """Of a message; the store lists `limits.ls_blocks_max` at most."""
+_WAIT_S_MIN = 0.001
+"""A message is sent all the same, and its deadline says what it says."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -103,9 +106,9 @@ class AsyncLease:
 class AsyncClient(AsyncWindows):
     """One store, whatever lies between. Made by `kvstore.connect_async`.
 
-    Safe to use from any number of tasks. Every call ends within `deadline_s` per message that it
-    takes; after that, or as soon as the daemon is known to be gone, it raises `Unavailable`. The
-    next call tries again.
+    Safe to use from any number of tasks. Every call ends within `deadline_s`, a put within that per
+    message that it takes; after that, or as soon as the daemon is known to be gone, it raises
+    `Unavailable`. The next call tries again.
     """
 
     def __init__(self, transport: Transport, deadline_s: float = DEADLINE_S_DEFAULT) -> None:
@@ -198,8 +201,10 @@ class AsyncClient(AsyncWindows):
                 return await self._taken(lease.namespace, arrived)
         out: list[BlockData] = []
         per_batch = batching.blocks_per_batch(sizes, self._transport.message_bytes_max)
+        ends_s = time.monotonic() + self.deadline_s
         for part in batching.batches(len(keys), per_batch):
-            frames = await self._transport.read(lease.id, keys[part], wanted, self.deadline_s)
+            left_s = max(ends_s - time.monotonic(), _WAIT_S_MIN)
+            frames = await self._transport.read(lease.id, keys[part], wanted, left_s)
             out += [await self._verified(lease.namespace, block, sizes) for block in frames]
         return out if into is None else batching.moved_into(into, out, sizes)
 

@@ -358,10 +358,12 @@ class DataTransport(RemoteTransport):
 
 
 class _Reading:
-    """One bulk read on its way. `lease`: where its blocks lie, if that is known."""
+    """One bulk read on its way, within `timeout_s` however many messages it takes. `lease`: where
+    its blocks lie, if that is known."""
 
     def __init__(self, read: BulkRead, lease: LocatedLease | None, timeout_s: float) -> None:
-        self._read, self.lease, self._timeout_s = read, lease, timeout_s
+        self._read, self.lease = read, lease
+        self._ends_s = time.monotonic() + timeout_s
         self._pieces = Pieces.of(tuple(read.section_bytes), tuple(read.sections))
         self._blocks: list[BlockData | None] = [None] * len(read.keys)
         self._corrupt: list[bytes] = []
@@ -490,13 +492,11 @@ class _Reading:
             sections=self._read.sections,
             locate=locate,
         )
-        deadline = time.monotonic() + self._timeout_s
-        stream.send("BulkRead", request.SerializeToString(), [], deadline)
+        stream.send("BulkRead", request.SerializeToString(), [], self._ends_s)
 
     def _receive(self, stream: PortStream, batch: Sequence[int], again: list[int]) -> None:
         """Take one answer, and verify what comes on the stream while the rest comes."""
-        deadline = time.monotonic() + self._timeout_s
-        head, message = stream.receive(deadline)
+        head, message = stream.receive(self._ends_s)
         reply = pb.BulkReadReply.FromString(message)
         if not len(reply.outcomes) == len(reply.tiers) == len(batch):
             raise StreamLost("an answer to another read", answered=True)
@@ -517,7 +517,7 @@ class _Reading:
             raise StreamLost("a body of another size", answered=True)
         at = 0
         for first, last in _runs(sent, max(1, PIECE_BYTES // stride)):
-            stream.receive_body(self._read.into[first * stride : (last + 1) * stride], deadline)
+            stream.receive_body(self._read.into[first * stride : (last + 1) * stride], self._ends_s)
             for i in range(first, last + 1):
                 self._verify(i, reply.checksums[at : at + step], tier_of[i])
                 at += step

@@ -90,7 +90,7 @@ class KillClient:
             step()
         except Unavailable:
             self.counts["calls cut off"] += 1
-            time.sleep(0.02)
+            time.sleep(0.2)
         except (LeaseExpired, ReservationExpired):
             self.counts["rights lost"] += 1
         else:

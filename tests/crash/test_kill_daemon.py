@@ -179,4 +179,4 @@ def test_a_daemon_killed_under_load_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_daemon_killed_two_hundred_times_keeps_every_promise(tmp_path: Path) -> None:
     done = rounds(tmp_path, 200, 3, 2)
     assert done["blocks promised"] > 2000
-    assert done["calls cut off"] > 100
+    assert done["calls cut off"] > 20
