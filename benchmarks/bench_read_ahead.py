@@ -34,7 +34,7 @@ from model_adapter.presets import preset_config
 from model_adapter.session import StoreBlocks, namespace_of
 from model_adapter.session.source import TokenIds
 
-TOKENS, TOKENS_SMOKE = 64 << 10, 2 << 10
+TOKENS, TOKENS_SMOKE = 16 << 10, 2 << 10
 SUFFIX_TOKENS = 64
 ROUNDS, ROUNDS_SMOKE = 7, 1
 _SEED = 0

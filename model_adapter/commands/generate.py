@@ -31,6 +31,9 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
     mode: Annotated[Mode, typer.Option(help="What a prefill computes.")] = Mode.BOUNDED,
     dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = Dtype.FLOAT32,
+    snapshots: Annotated[
+        bool, typer.Option(help="Go on from window snapshots, and leave them; else replay.")
+    ] = True,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 256,
     deadline_s: Annotated[float, typer.Option(help="Longest wait for the store.")] = 10.0,
     weight_cache: Annotated[
@@ -47,6 +50,7 @@ def generate(
         max_tokens,
         mode.value,
         dtype.value,
+        snapshots,
         block_tokens,
         deadline_s,
         weight_cache,

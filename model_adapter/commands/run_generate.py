@@ -93,6 +93,7 @@ def run(
     max_tokens: int,
     mode: Mode,
     dtype: str,
+    snapshots: bool,
     block_tokens: int,
     deadline_s: float,
     weight_cache: str,
@@ -106,7 +107,7 @@ def run(
         if client := _connect(store, deadline_s):
             stack.enter_context(client)
             source = StoreBlocks(client, namespace_of(model, checkpoint, block_tokens))
-        session = CachedSession(model, source, mode)
+        session = CachedSession(model, source, mode, snapshots=snapshots)
         ids = encode_prompt(tokenizer, text)
         generation = session.generate(ids, max_tokens, (model.config.eos_token,))
     print(decode_answer(tokenizer, generation.token_ids))

@@ -41,6 +41,7 @@ class ServeOptions:
     mode: Mode
     dtype: str
     speculate: bool
+    snapshots: bool
     block_tokens: int
     deadline_s: float
     weight_cache: str
@@ -71,7 +72,7 @@ def run(options: ServeOptions) -> None:
             namespace = namespace_of(model, options.checkpoint, options.block_tokens)
             source = StoreBlocks(client, namespace)
         served = Served(
-            session=CachedSession(model, source, options.mode),
+            session=CachedSession(model, source, options.mode, snapshots=options.snapshots),
             tokenizer=tokenizer,
             name=options.model_name or model_name_of(model),
             limits=options.limits,

@@ -29,6 +29,9 @@ def serve(
         bool,
         typer.Option(help="Decode with the draft layers; the tokens are the same."),
     ] = False,
+    snapshots: Annotated[
+        bool, typer.Option(help="Go on from window snapshots, and leave them; else replay.")
+    ] = True,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 256,
     deadline_s: Annotated[float, typer.Option(help="Longest wait for the store.")] = 10.0,
     weight_cache: Annotated[
@@ -55,6 +58,7 @@ def serve(
             mode=mode.value,
             dtype=dtype.value,
             speculate=speculate,
+            snapshots=snapshots,
             block_tokens=block_tokens,
             deadline_s=deadline_s,
             weight_cache=weight_cache,

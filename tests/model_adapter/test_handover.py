@@ -33,7 +33,7 @@ from model_adapter.sizes import estimate
 from model_adapter.snapshot.plan import header_bytes
 
 IDS = tiny.prompt(5 * BLOCK_TOKENS + 13)
-TOKENS = 20
+TOKENS = 10
 GREEDY = SamplingParams(TOKENS)
 SAMPLED = SamplingParams(TOKENS, 0.9, 0.95, seed=7)
 

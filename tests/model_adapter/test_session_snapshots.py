@@ -1,6 +1,7 @@
 """A hit whose windows are there goes on as if it had never stopped; without them it is a replay."""
 
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from model_adapter.generate import greedy
 from model_adapter.model import Model
 from model_adapter.session import CachedSession, PrefixOutcome, SnapshotOutcome, StoreBlocks
 
-TOKENS = 6
+TOKENS = 4
+IDS = tiny.prompt(150)
 
 
 @pytest.fixture
@@ -54,17 +56,17 @@ def conversation(lengths) -> list[list[int]]:
     return [tiny.prompt(n, seed=40 + i).tolist() for i, n in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("mode", ["bounded", "exact"])
 @pytest.mark.parametrize(
-    "lengths",
+    ("mode", "lengths"),
     [
-        (70, 9, 5),  # within a block
-        (71, 30, 40),  # ends within a compression group, or at its end
-        (3 * BLOCK_TOKENS, 3 * BLOCK_TOKENS, 1),  # at a block's end
-        (BLOCK_TOKENS + 1, 1, 2),  # hits no longer than a window behind the block
+        ("bounded", (70, 9, 5)),  # within a block, at the end of a compression group
+        ("exact", (71, 31, 40)),  # within a compression group, where a bounded one starts over
+        ("bounded", (71, 31, 40)),
+        ("bounded", (2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS - TOKENS, 1)),  # at a block's end
+        ("bounded", (9, BLOCK_TOKENS, 2)),  # before the first block is full
     ],
 )
-def test_turns_equal_a_run_that_was_never_interrupted(client, lengths, mode):
+def test_turns_equal_a_run_that_was_never_interrupted(client, mode, lengths):
     turns = conversation(lengths)
     cache, said = uninterrupted(turns, tiny.model(), mode=mode)
     session = watched(client, mode=mode)
@@ -190,22 +192,25 @@ def test_a_short_snapshot_does_not_stand_in_the_way_of_a_long_hit(client):
     assert (report.hit_tokens, report.replayed_tokens) == (6 * BLOCK_TOKENS, WINDOW)
 
 
-def replays(client, ids, blocks: int, outcome: SnapshotOutcome) -> None:
+@cache
+def replayed(blocks: int) -> list[int]:
+    """The answer to `IDS` behind a replay of so many blocks."""
+    return tiny.replayed(IDS, tiny.rows_of(IDS)[:blocks], TOKENS)
+
+
+def replays(client, blocks: int, outcome: SnapshotOutcome) -> None:
     """The next request takes a replay of so many blocks, and says why."""
-    expected = tiny.plain(ids, TOKENS)
-    if blocks:
-        expected = tiny.replayed(ids, tiny.rows_of(ids)[:blocks], TOKENS)
-    answer = tiny.session(client).generate(ids, TOKENS)
+    answer = tiny.session(client).generate(IDS, TOKENS)
     report = answer.report
     assert report.snapshot is outcome
     assert report.hit_tokens == blocks * BLOCK_TOKENS
-    assert report.replayed_tokens == (WINDOW if blocks else 0)
-    assert answer.token_ids == expected
+    assert report.replayed_tokens == WINDOW
+    assert answer.token_ids == replayed(blocks)
     assert report.store_error is None
 
 
 def warmed(client) -> np.ndarray:
-    ids = tiny.prompt(150)
+    ids = IDS
     assert tiny.session(client).generate(ids[:101], 1).report.stored_snapshots == 1
     client.flush()  # what is not on SSD yet can't be evicted
     return ids
@@ -215,11 +220,11 @@ def test_evicted_blocks_leave_a_shorter_replay(client):
     ids = warmed(client)
     handle = client.open_namespace(tiny.namespace())
     assert client.evict(handle, handle.block_keys(ids)[2:3]) == 1
-    replays(client, ids, 2, SnapshotOutcome.MISS)
+    replays(client, 2, SnapshotOutcome.MISS)
 
 
 def test_blocks_that_go_between_lookup_and_reading_leave_a_replay(client, monkeypatch):
-    ids = warmed(client)
+    warmed(client)
     acquire = client.acquire
     evicted = []
 
@@ -229,7 +234,7 @@ def test_blocks_that_go_between_lookup_and_reading_leave_a_replay(client, monkey
         return acquire(handle, keys, *rest)
 
     monkeypatch.setattr(client, "acquire", acquire_too_late)
-    replays(client, ids, 2, SnapshotOutcome.GONE)
+    replays(client, 2, SnapshotOutcome.GONE)
     assert evicted == [1]
 
 
@@ -252,7 +257,7 @@ def test_a_payload_that_is_gone_or_wrong_leaves_a_replay(client, monkeypatch, ca
 
     monkeypatch.setattr(client, "get_window", get_damaged)
     gone = damage == "gone"
-    replays(client, ids, 3, SnapshotOutcome.GONE if gone else SnapshotOutcome.UNUSABLE)
+    replays(client, 3, SnapshotOutcome.GONE if gone else SnapshotOutcome.UNUSABLE)
     assert gone or "going on without a window snapshot" in caplog.text
 
 
@@ -262,7 +267,7 @@ def test_an_expired_one_leaves_a_replay(client):
     payload = client.get_window(handle, handle.snapshot_key(ids[:101]))
     assert client.put_snapshot(handle, ids[:101], payload, ttl_s=0.05) is PutOutcome.STORED
     time.sleep(0.1)
-    replays(client, ids, 3, SnapshotOutcome.MISS)
+    replays(client, 3, SnapshotOutcome.MISS)
 
 
 def test_a_pool_that_is_too_small_refuses_and_the_request_goes_on(tmp_path):
