@@ -40,7 +40,6 @@ def turn_table(results: DemoResults) -> Table:
         "prompt\ntokens",
         "no store\nTTFT ms",
         "empty:\nhit",
-        "\nreplayed",
         "\nTTFT ms",
         "warm:\nhit",
         "\nreplayed",
@@ -59,7 +58,6 @@ def turn_table(results: DemoResults) -> Table:
             _count(p.prompt_tokens),
             _count(p.ttft_s * 1e3),
             _count(e.hit_tokens),
-            _count(e.replayed_tokens),
             _count(e.ttft_s * 1e3),
             _count(w.hit_tokens),
             _count(w.replayed_tokens),
@@ -124,7 +122,10 @@ def report(results: DemoResults) -> Group:
         f"{layout.bytes_per_token:g} B of global KV per token, {layout.block_bytes:,} B per block "
         f"of {layout.block_tokens} tokens. {_lookups(results)}.\n"
         f"{results.same_as_plain} of {len(results.warm)} warm answers are also those of a full "
-        f"prefill, which a replay approximates. {results.seconds:.0f} s in all."
+        f"prefill, which a replay approximates. "
+        f"{Totals.of(results.empty).resumed_turns} turns of the pass with an empty store went on "
+        "at a window snapshot, with nothing replayed; snapshots do not outlive the daemon. "
+        f"{results.seconds:.0f} s in all."
     )
     if results.hbm:
         notes += f"\nThe store's device memory: {results.hbm}."
