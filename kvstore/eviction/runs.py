@@ -121,6 +121,7 @@ class Runs:
         self._place(self.rows[tail], run)
         self.rows[run] += self.rows[tail]
         self.after[run] = self.after[tail]
+        self.rows[tail] = []
         self.stamp[tail] = self.offered[tail] = 0
         self._free.append(tail)
 

@@ -72,9 +72,10 @@ class Driver:
         """A task that outlives the call that began it; errors are logged."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._reap)
+        task.add_done_callback(self.reap)
 
-    def _reap(self, task: "asyncio.Task[Any]") -> None:
+    def reap(self, task: "asyncio.Task[Any]") -> None:
+        """A task of the store is done: its error is logged."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("a task of the store failed", exc_info=error)
@@ -110,7 +111,7 @@ class Driver:
         job = lane.next_job(self.now_s())
         if job is not None:
             self._log_task = self.loop.create_task(self._run_log(lane, job))
-            self._log_task.add_done_callback(self._reap)
+            self._log_task.add_done_callback(self.reap)
 
     async def _run_log(self, lane: LogLane, job: LogJob | None) -> None:
         assert self._writer is not None

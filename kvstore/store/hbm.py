@@ -47,6 +47,7 @@ class Hbm:
         job = self._lane.next_job(self._driver.now_s())
         if job is not None:
             self._task = self._driver.loop.create_task(self._run(job))
+            self._task.add_done_callback(self._driver.reap)
 
     async def _run(self, job: HbmJob) -> None:
         try:
@@ -54,11 +55,13 @@ class Hbm:
         except Exception as e:
             _log.exception("copying to or from hbm failed in an unforeseen way")
             result = _all_failed(job, e)
-        good = self._lane.finish(job, result, self._driver.now_s())
-        if self.hand_out is not None:
-            for loaded, usable in zip(result.loaded, good, strict=True):
-                self.hand_out(loaded, usable)
-        self._task = None
+        try:
+            good = self._lane.finish(job, result, self._driver.now_s())
+            if self.hand_out is not None:
+                for loaded, usable in zip(result.loaded, good, strict=True):
+                    self.hand_out(loaded, usable)
+        finally:
+            self._task = None
         self._driver.pump()
 
     async def read(

@@ -134,6 +134,22 @@ def test_runs_split_where_chains_part_and_join_again():
     policy.check_integrity()
 
 
+def test_foreseen_rows_may_arrive_in_several_pieces():
+    policy = Gittins(Surroundings(now_s=lambda: 0.0))
+    policy.add(0)
+    policy.touch([0])
+    policy.foresee([0, 1, 2, 3, 4], 1)
+    for new in ([1], [2, 3], [4]):
+        for row in new:
+            policy.add(row)
+        policy.arrived(list(range(new[-1] + 1)))
+        policy.check_integrity()
+    assert [policy._runs.run_of[row] for row in range(5)].count(NONE) == 0
+    for row in (4, 3, 2, 1, 0):
+        policy.remove(row)
+        policy.check_integrity()
+
+
 def test_a_run_that_ends_tells_what_it_continued():
     runs = Runs()
     runs.reserve_rows(10)
