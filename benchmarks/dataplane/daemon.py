@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,15 +29,26 @@ def free_port() -> int:
 @contextmanager
 def daemon(listen: str, dram: str, directory: Path | None = None, ssd: str = "") -> Iterator[str]:
     """Run `kvstore serve`; gives its URL."""
+    with daemon_process(listen, dram, directory, ssd, {}) as (url, _):
+        yield url
+
+
+@contextmanager
+def daemon_process(
+    listen: str, dram: str, directory: Path | None, ssd: str, settings: Mapping[str, object]
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """`daemon` with more settings; gives the process too."""
     command = [sys.executable, "-m", "kvstore", "serve", "--listen", listen, "--dram", dram]
     if directory is not None:
         command += ["--dir", str(directory), "--ssd", ssd, "--set", "ssd.free_floor_bytes=0"]
         command += ["--set", "ssd.lifetime_min_s=0"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
     url = listen.replace("tcp://", "dns:///")
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         _wait_for(process, url)
-        yield url
+        yield url, process
     finally:
         process.terminate()
         process.wait(START_S_MAX + 60)

@@ -1,0 +1,1 @@
+"""Many clients at once for minutes: nothing lost, nothing leaked."""
