@@ -24,7 +24,7 @@ from benchmarks.load.memory import MemoryCurve
 from kvstore import connect
 
 CLIENTS, PROCESSES, MINUTES, THINK_S = 64, 4, 10.0, 0.5
-CLIENTS_SMOKE, PROCESSES_SMOKE, MINUTES_SMOKE, THINK_S_SMOKE = 8, 2, 0.05, 0.01
+CLIENTS_SMOKE, PROCESSES_SMOKE, MINUTES_SMOKE, THINK_S_SMOKE = 4, 1, 0.04, 0.01
 DRAM, SSD = "64MiB", "128MiB"
 """Less than the prompts' 310 MB, so that blocks come and go on both tiers."""
 SETTINGS = {

@@ -87,8 +87,12 @@ def test_a_restarted_daemon_has_lost_them_and_says_so(daemon: Daemon, door: Door
     assert door.do(client.wait_handover(ns, "r", 0.0)) == PAYLOAD
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_wait_ends_with_its_daemon(daemon: Daemon, door: Door, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "query", "flavour"),
+    [(signal.SIGKILL, *WAYS[0]), (signal.SIGTERM, *WAYS[1])],
+)
+def test_a_wait_ends_with_its_daemon(daemon: Daemon, number: int, query: str, flavour: str) -> None:
+    door = Door(daemon.url + query, flavour == "async")
     ns = filled(door)
     threading.Timer(0.3, daemon.signal, (number,)).start()
     started_s = time.monotonic()
@@ -96,6 +100,7 @@ def test_a_wait_ends_with_its_daemon(daemon: Daemon, door: Door, number: int) ->
     assert type(error) is Unavailable, error
     assert 0.2 < time.monotonic() - started_s < SOON_S
     assert daemon.wait() == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+    door.close()
 
 
 @pytest.mark.parametrize(("query", "flavour"), WAYS)
