@@ -12,11 +12,14 @@ _context.set_forkserver_preload(["model_adapter.commands.run_handover"])
 END_S_MAX = 120.0
 
 
-def _run(arguments: list[str], out: str) -> None:
+def _run(arguments: list[str], out: str, at: str | None) -> None:
+    import netns
     import torch
 
     from model_adapter import cli
 
+    if at is not None:
+        netns.enter(at)
     torch.set_num_threads(1)
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(f"{out}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -26,15 +29,16 @@ def _run(arguments: list[str], out: str) -> None:
 
 
 class Node:
-    """One running `ds41f`; its output goes to files from the start on."""
+    """One running `ds41f`; its output goes to files from the start on. `at`: the network namespace
+    that it lives in."""
 
     _count = 0
 
-    def __init__(self, directory: Path, *arguments) -> None:
+    def __init__(self, directory: Path, *arguments, at: str | None = None) -> None:
         Node._count += 1
         self._out = directory / f"node-{Node._count}"
         words = [str(a) for a in arguments]
-        self._process = _context.Process(target=_run, args=(words, str(self._out)), daemon=True)
+        self._process = _context.Process(target=_run, args=(words, str(self._out), at), daemon=True)
         self._process.start()
 
     def _text(self, name: str) -> str:
