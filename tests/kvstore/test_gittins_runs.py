@@ -136,9 +136,10 @@ def test_runs_split_where_chains_part_and_join_again():
 
 def test_foreseen_rows_may_arrive_in_several_pieces():
     policy = Gittins(Surroundings(now_s=lambda: 0.0))
+    policy.foresee([0], 0)
     policy.add(0)
-    policy.touch([0])
-    policy.foresee([0, 1, 2, 3, 4], 1)
+    policy.arrived([0])
+    policy.continued([0, 1, 2, 3, 4], 1)
     for new in ([1], [2, 3], [4]):
         for row in new:
             policy.add(row)
