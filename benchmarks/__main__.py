@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from benchmarks import (
     bench_dataplane,
     bench_gpu,
+    bench_gpu_tier,
     bench_index,
     bench_kernels,
     bench_load,
@@ -19,6 +20,7 @@ from benchmarks import (
 BENCHMARKS = (
     bench_kernels,
     bench_gpu,
+    bench_gpu_tier,
     bench_index,
     bench_dataplane,
     bench_load,

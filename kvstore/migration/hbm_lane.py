@@ -123,14 +123,14 @@ class HbmLane:
         if not self._wanted(row):
             self._pass_over(1)
             return True
-        size = self._residency.index.stored_bytes[row]
+        source = self._residency.slot_of(row)
+        size = source.length
         if job and job.size_bytes + size > self._config.copy_bytes_max:
             return False
         # held first, so that making room for the block does not evict it
-        source = self._residency.slot_of(row)
         self._residency.use(source)
         self._residency.pin([row])
-        target = self._room(chain, row, job)
+        target = self._room(chain, row, size, job)
         if target is None:
             self._let_go(row, source)
             if self._going:
@@ -157,12 +157,11 @@ class HbmLane:
         if not left:
             self._chains.popleft()
 
-    def _room(self, chain: _Chain, row: int, job: HbmJob) -> Slot | None:
+    def _room(self, chain: _Chain, row: int, size: int, job: HbmJob) -> Slot | None:
         """A slot, if the policy lets others go for the row; None also while they are on their way
         out (`_going`), as many as the chain has use for. What a lease pins stays."""
         r = self._residency
         assert r.hbm is not None
-        size = r.index.stored_bytes[row]
         going_max = min(len(chain.left) * size, self._config.copy_bytes_max)
         refused: set[int] = set()
 
@@ -185,7 +184,7 @@ class HbmLane:
         r = self._residency
         tiers = r.index.tiers[victim]
         if not tiers & _DRAM and self._copy_back(victim, job):
-            self._going[victim] = r.index.stored_bytes[victim]
+            self._going[victim] = job.loads[-1].length
             return True
         if tiers & (_DRAM | _SSD):
             r.leave_hbm(victim)

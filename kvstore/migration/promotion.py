@@ -73,7 +73,7 @@ class Promotion:
         if location is not None:
             reads = self._reads_by_segment
             reads[location.segment] = reads.get(location.segment, 0) + 1
-        length = index.stored_bytes[row]
+        length = index.stored_bytes[row] if source is None else source.length
         load = Load(row, index.keys[row], namespace_id, location, source, length, slot)
         if slot is None:
             self._bounced += 1
@@ -92,7 +92,7 @@ class Promotion:
         # held first, so that making room for the block does not evict it
         if r.index.tiers[row] & Tier.HBM:
             source = self._hold_hbm(row)
-            slot = self._demotion.slot(r.index.stored_bytes[row])
+            slot = self._demotion.slot(source.length)
             return self._load(row, namespace_id, slot, None, source), True
         r.pin([row])
         slot = self._demotion.slot(r.index.stored_bytes[row])
@@ -105,7 +105,7 @@ class Promotion:
             return None
         r = self._residency
         source = self._hold_hbm(row)
-        slot = self._demotion.slot(r.index.stored_bytes[row])
+        slot = self._demotion.slot(source.length)
         if slot is None:
             r.hbm_users.end_use(source)
             r.unpin([row])

@@ -30,7 +30,8 @@ class Hbm:
         assert lane is not None
         self.tier = tier
         self._driver, self._lane = driver, lane
-        self._copies = HbmCopies(tier, dram, driver.config.hbm.copy_s_max)
+        config = driver.config
+        self._copies = HbmCopies(tier, dram, config.hbm.copy_s_max, config.migration.verify_workers)
         self._task: asyncio.Task[None] | None = None
         self.hand_out: Callable[[Loaded, bool], None] | None = None
         """Gives a load of the lane's own to readers that joined it; set by who has them."""
