@@ -79,6 +79,8 @@ class ReadAhead:
             self.reading.done = True
             for _, promise in left:
                 promise.done.set_exception(lost or SectionsLost("reading ahead ended"))
+            # the memory is the cache's, which may go before whoever looks at `reading`
+            self._promises = ()
 
     def _read(self, number: int, promise: Promise) -> None:
         """One section of all blocks, in batches."""

@@ -57,7 +57,7 @@ def test_makes_a_checkpoint(ds41f, tmp_path):
 def test_a_second_run_hits_what_the_first_left(ds41f, tmp_path, prompt_file):
     arguments = ["generate", "--checkpoint", tiny.checkpoint(), "--prompt-file", prompt_file]
     arguments += ["--store", f"file://{tmp_path / 'store'}", "--max-tokens", 4]
-    runs = [ds41f(*arguments) for _ in range(3)]
+    runs = [ds41f(*arguments, *more) for more in ((), (), ("--no-snapshots",))]
     assert [status for status, _, _ in runs] == [0, 0, 0]
     cold, warm, again = (err for _, _, err in runs)
     tokens = int(shown(cold, "prompt").split()[0])
@@ -69,6 +69,9 @@ def test_a_second_run_hits_what_the_first_left(ds41f, tmp_path, prompt_file):
     assert shown(warm, "computed").startswith(f"{16 + tokens - hit} encoder, 16 decoder")
     assert shown(warm, "fetched") == f"{hit * 106:,} B"
     assert runs[1][1] == runs[2][1] != ""
+    # snapshots are in memory alone, and the first run's store is closed
+    assert [shown(r, "snapshot") for r in (cold, warm, again)] == ["miss", "miss", "off"]
+    assert shown(warm, "snapshots") == "0 B fetched, 2 stored"
     assert shown(again, "stored") == "0 B in 0 blocks, 0 present"
 
 

@@ -50,6 +50,7 @@ def test_what_comes_so_is_what_comes_otherwise(client, batch_bytes_max):
         second.tiers,
     )
     assert_same(cache_bytes(one), cache_bytes(other))
+    assert first.reading._promises == (), "keeps the cache's memory"
     logits = [tiny.model().resume(cache, IDS, 4 * BLOCK_TOKENS) for cache in (one, other)]
     assert np.array_equal(*logits)
     assert_same(cache_bytes(one), cache_bytes(other))
