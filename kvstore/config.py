@@ -227,7 +227,7 @@ class StoreConfig(_Settings):
     """One store. `dir`: where the SSD tier lives; without it (or without `ssd`) there is none."""
 
     dir: Path | None = None
-    hbm: HbmConfig = HbmConfig()
+    hbm: HbmConfig = HbmConfig(device="off")
     dram: DramConfig = DramConfig()
     ssd: SsdConfig | None = SsdConfig()
     windows: WindowsConfig = WindowsConfig()
@@ -293,7 +293,10 @@ class ServerConfig(_Settings):
 
 
 class DaemonConfig(StoreConfig):
-    """The store's settings at the top level, the daemon's under `server`."""
+    """The store's settings at the top level, the daemon's under `server`. A daemon looks for CUDA
+    devices by itself; a store inside somebody's process does not take their memory unasked."""
+
+    hbm: HbmConfig = HbmConfig()
 
     server: ServerConfig = ServerConfig()
 

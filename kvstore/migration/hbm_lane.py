@@ -120,7 +120,7 @@ class HbmLane:
         """Deal with the first candidate; False where the job is full, or there is no room now."""
         chain = self._chains[0]
         row = chain.left[0]
-        if not self._wanted(row):
+        if not self._wanted(row) or not self._fits(row):
             self._pass_over(1)
             return True
         source = self._residency.slot_of(row)
@@ -148,6 +148,11 @@ class HbmLane:
         index = self._residency.index
         tiers = index.tiers[row] if index.state[row] == READY else 0
         return bool(tiers & _DRAM) and not tiers & _HBM
+
+    def _fits(self, row: int) -> bool:
+        """Whether an empty HBM would have room for the row; if not, nothing is to go for it."""
+        r = self._residency
+        return r.hbm is not None and r.slot_of(row).length <= r.hbm.slot_bytes_max
 
     def _pass_over(self, rows: int) -> None:
         left = self._chains[0].left

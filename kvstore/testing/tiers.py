@@ -74,6 +74,10 @@ class PoolTierContract:
         assert tier.alloc(1) is None
         assert tier.used_bytes == tier.budget_bytes
 
+    def test_the_largest_slot_is_as_it_says(self, tier: PoolTier) -> None:
+        assert tier.alloc(tier.slot_bytes_max + 1) is None
+        assert tier.alloc(tier.slot_bytes_max) is not None
+
     def test_neighbours_join_when_freed(self, tier: PoolTier) -> None:
         slots = [tier.alloc(PAGE_BYTES) for _ in range(self.pages)]
         for slot in slots[::2] + slots[1::2]:

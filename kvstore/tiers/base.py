@@ -59,6 +59,11 @@ class PoolTier(Protocol):
         """Bytes of the slots handed out, padding included."""
         ...
 
+    @property
+    def slot_bytes_max(self) -> int:
+        """The largest slot that an empty tier has."""
+        ...
+
     def alloc(self, frame_bytes: int) -> Slot | None:
         """A slot of at least `frame_bytes` (rounded up to pages), its content undefined; None
         where no hole is large enough. Raises `ValueError` for a size < 1."""

@@ -89,7 +89,10 @@ def test_stat_shows_tiers_and_shares_that_sum_to_100(
         assert text in ran.out
     assert "1 window snapshots and hand-over records take 8.00 KiB of" in ran.out
     assert "1 hits, 0 misses, 0 expired, 0 evicted, 0 refused" in " ".join(ran.out.split())
+    # whether this machine has a device, and if not, why not
+    assert "hbm: " in ran.out
     stat = json.loads(kvstore("stat", "--store", url, "--json").out)
+    assert stat["notes"][0].startswith("hbm: ")
     assert stat["windows"]["payload_bytes"] == 5000
     assert stat["tiers"]["ssd"]["objects"] == BLOCKS
     assert stat["tiers"]["ssd"]["payload_bytes"] == BLOCKS * SMALL.block_bytes

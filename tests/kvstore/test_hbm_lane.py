@@ -7,6 +7,7 @@ from kvstore.block import Tier
 from kvstore.index import READY
 from kvstore.migration.hbm_copies import HbmResult
 from kvstore.migration.workers import Loaded
+from kvstore.namespace import Layout
 from kvstore.testing.blocks import TINY_LAYOUT, chain, payload, tiny_namespace
 from kvstore.tiers.hbm.device import DeviceError, DeviceHangs
 
@@ -64,6 +65,23 @@ def test_candidates_have_a_limit_and_the_first_are_kept():
     store.core.check_integrity()
     store.flush()
     assert store.in_hbm(keys) == [True] * 5 + [False] * 3
+
+
+def test_nothing_goes_for_what_can_not_fit():
+    store = Store(blocks=3)
+    keys = store.put_chain(range(3))
+    store.hit(keys)
+    store.flush()
+    big = Layout(TINY_LAYOUT.sections, 64)
+    wide = tiny_namespace(layout=big)
+    ns = store.core.open_namespace(wide)
+    blocks = chain(ns, big, [1])
+    store.put(ns, blocks)
+    assert store.core.residency.slot_of(store.row(blocks[0].key)).length > 3 * FRAME
+    lease, _, _ = store.core.acquire(ns, [blocks[0].key], store.now, None)
+    store.core.release(lease)
+    store.flush()
+    assert store.in_hbm([*keys, blocks[0].key]) == [True] * 3 + [False]
 
 
 def test_nothing_is_wanted_twice():

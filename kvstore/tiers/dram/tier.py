@@ -62,6 +62,10 @@ class DramTier:
         return self._extents.pages * PAGE_BYTES
 
     @property
+    def slot_bytes_max(self) -> int:
+        return self.budget_bytes
+
+    @property
     def used_bytes(self) -> int:
         return self._extents.used_pages * PAGE_BYTES
 

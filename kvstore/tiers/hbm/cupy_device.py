@@ -137,6 +137,7 @@ class CupyDevice:
         card = name.decode() if isinstance(name, bytes) else str(name)
         self.name = f"{card} (CUDA device {index})"
         self._pool = self._size = 0
+        self._exported = False
         self._registered: list[int] = []
 
     def current(self) -> _Current:
@@ -175,6 +176,7 @@ class CupyDevice:
         with self.current():
             handle = runtime.ipcGetMemHandle(self._pool)
             # indices differ between processes (CUDA_VISIBLE_DEVICES), bus ids do not
+            self._exported = True
             bus_id = str(runtime.deviceGetPCIBusId(self.index))
         return PoolHandle(self.kind, self.index, self._size, bytes(handle) + bus_id.encode())
 
@@ -184,9 +186,11 @@ class CupyDevice:
             for address in self._registered:
                 runtime.hostUnregister(address)
             self._registered.clear()
-            if self._pool:
+            # what other processes may have open is not to be freed under them (CUDA leaves
+            # undefined what happens then); it goes with this process
+            if self._pool and not self._exported:
                 runtime.free(self._pool)
-                self._pool = self._size = 0
+            self._pool = self._size = 0
 
 
 class CupyPool:
