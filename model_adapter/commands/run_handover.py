@@ -98,18 +98,18 @@ def prefill(
     params = sampling.params(1)
     model = node.model()
     namespace = node.namespace(model)
-    with kvstore.connect(node.store, deadline_s=node.deadline_s) as client:
-        source = StoreBlocks(client, namespace)
-        session = CachedSession(model, source, node.mode, chunk_tokens)
-        drafts = node.drafts(model)
-        try:
+    drafts = node.drafts(model)
+    try:
+        with kvstore.connect(node.store, deadline_s=node.deadline_s) as client:
+            source = StoreBlocks(client, namespace)
+            session = CachedSession(model, source, node.mode, chunk_tokens)
             done = hand_over(
                 *(session, client, namespace, node.request_id, ids, params),
                 drafts=drafts,
                 ttl_s=ttl_s,
             )
-        except Unavailable as e:
-            raise HandoverLost(f"{node.request_id} is not handed over: {e}; retry") from e
+    except Unavailable as e:
+        raise HandoverLost(f"{node.request_id} is not handed over: {e}; retry") from e
     Console(stderr=True).print(_handed_over_table(node, model, done))
 
 

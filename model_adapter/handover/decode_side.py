@@ -140,7 +140,8 @@ def receive(
     fetched.cache.reserve(len(prompt.token_ids))
     while (payload := waiting.part("", POLL_S)) is None:
         waiting.check("the hand-over")
-        _fetch(source, fetched, prompt.token_ids, prompt.images)
+        if waiting.handle is not None:
+            _fetch(source, fetched, prompt.token_ids, prompt.images)
     waited_s, early = time.perf_counter() - start, fetched.blocks
     prefix, record = _taken_up(waiting, session, source, fetched, prompt, payload, drafts)
     return Received(prefix, record, prompt.token_ids, early, waited_s, len(payload))

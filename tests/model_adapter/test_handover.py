@@ -198,13 +198,21 @@ def test_one_that_expired_did_not_come(client):
 
 
 def test_a_store_that_is_away_is_asked_until_the_end(client, monkeypatch):
-    wait = client.wait_handover
+    wait, match = client.wait_handover, client.match
+    away = []
+
+    def match_known(*args):
+        assert not away, "blocks are looked for in a store that is away"
+        return match(*args)
+
+    monkeypatch.setattr(client, "match", match_known)
     lost = iter(range(3))
 
-    def wait_lost(*args):
-        if next(lost, None) is not None:
+    def wait_lost(handle, name, wait_s):
+        away[:] = [1] if name == "r" and next(lost, None) is not None else []
+        if away:
             raise Unavailable("gone for a while")
-        return wait(*args)
+        return wait(handle, name, wait_s)
 
     handed(client)
     monkeypatch.setattr(client, "wait_handover", wait_lost)

@@ -147,8 +147,10 @@ def test_a_store_that_restarts_in_between(tmp_path, request):
         assert Node(tmp_path, "prefill", *words).end() == 0
     # nobody is there
     nobody = Node(tmp_path, "decode", *words, "--ids", "--wait-s", 0.3)
+    unheard = Node(tmp_path, "prefill", *words)
     waiting = Node(tmp_path, "decode", *words, "--ids", "--wait-s", 100, "--max-tokens", TOKENS)
-    assert nobody.end() == 3
+    assert nobody.end() == unheard.end() == 3
+    assert "is not handed over" in unheard.err
     assert "the store did not come up within 0.3 s" in nobody.err
     with Daemon(tmp_path, 16 << 20, 256 << 20):
         # blocks came back from SSD, the hand-over did not
