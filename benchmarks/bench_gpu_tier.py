@@ -3,8 +3,8 @@
 * `promotion`: frames from the pinned arena into the pool by the store's own copies, checksums
   included and without them, against one bare copy of as many bytes from pinned memory.
 * `read_back`: frames from the pool to the arena, verified, against the bare copy the other way.
-* `acquire_to_rows`: a client process' lease, its blocks' sections copied device to device into
-  pages of its own, and the look at the generations; microseconds.
+* `acquire_to_rows`: a client process' lease, its blocks' rows copied device to device into tensors
+  of its own, and the look at the generations; microseconds.
 
 What is compared takes turns in one run. Without CuPy or a device nothing is measured, and the
 output says so. `--simulated` runs the same steps on the simulated device; its numbers mean nothing.
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.dataplane.daemon import chain, daemon_process, namespace
 from kvstore import DS41F_LAYOUT, Tier, connect
 from kvstore.migration.hbm_copies import CopyIn, HbmCopies, HbmJob
@@ -33,6 +31,7 @@ from kvstore.tiers.hbm import HbmTier
 from kvstore.tiers.hbm.cupy_device import find_devices
 from kvstore.tiers.hbm.device import Device, NoDevice
 from kvstore.tiers.hbm.simulated import SimulatedDevice
+from model_adapter.device_rows import DeviceRows
 
 RATIO_TARGET = 0.9
 WAIT_S = 60.0
@@ -144,15 +143,6 @@ class Bench:
         self.arena.close()
 
 
-def _pages(kind: str, shape: tuple[int, int]) -> tuple[Any, Callable[[], None]]:
-    """The engine's own memory, and what waits for copies into it."""
-    if kind != "cuda":
-        return np.zeros(shape, np.uint8), lambda: None
-    import cupy
-
-    return cupy.zeros(shape, cupy.uint8), cupy.cuda.get_current_stream().synchronize
-
-
 def acquire_to_rows(size: Size, device: str) -> dict[str, Any]:
     """Microseconds from `acquire` until all sections lie in the engine's memory."""
     blocks = size.blocks // 2
@@ -182,20 +172,19 @@ def _lease_rounds(client: Any, blocks: int, size: Size, kind: str) -> dict[str, 
     client.put(ns, made)
     client.acquire(ns, keys).release()
     _await_promotion(client, blocks)
-    pages, synchronise = _pages(kind, (blocks, DS41F_LAYOUT.block_bytes))
+    tokens = blocks * DS41F_LAYOUT.block_tokens
+    rows = DeviceRows(DS41F_LAYOUT, tokens, "cuda" if kind == "cuda" else "cpu")
     took = []
     for _ in range(size.rounds):
         began = time.perf_counter()
         with client.acquire(ns, keys) as lease:
-            for i, block in enumerate(client.view_hbm(lease, keys)):
-                at = 0
-                for section in block.sections:
-                    pages[i, at : at + section.size] = section
-                    at += section.size
-            synchronise()
-            assert client.intact(lease, keys)
+            filled = rows.load(client, lease)
         took.append(time.perf_counter() - began)
-    return {"us": statistics.median(took) * 1e6, "bytes": int(pages.nbytes)}
+        assert filled.tiers[Tier.HBM] == blocks
+    return {
+        "us": statistics.median(took) * 1e6,
+        "bytes": blocks * DS41F_LAYOUT.block_bytes,
+    }
 
 
 def _await_promotion(client: Any, blocks: int) -> None:
