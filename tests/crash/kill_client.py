@@ -45,6 +45,8 @@ class KillClient:
         self.counts: Counter[str] = Counter()
         self.durable: dict[str, int] = {}
         """Per chain, how many of its blocks, from the first on, were promised to be durable."""
+        self.own_chains: dict[str, None] = {}
+        """Every chain of its own that may have blocks in the store."""
         self.number = self.doomed = 0
         self.name = name
         self.client, self.ns = self.connect(url)
@@ -109,7 +111,9 @@ class KillClient:
         if known and self.random.random() < 0.4:
             return self.random.choice(known)
         self.number += 1
-        return f"{self.name}-{self.number}"
+        name = f"{self.name}-{self.number}"
+        self.own_chains[name] = None
+        return name
 
     # steps
 
@@ -155,12 +159,16 @@ class KillClient:
         self.read_chain(self.random.choice([self.own(), *self.durable]))
 
     def evict(self) -> None:
-        """Forget a chain of its own. Noted before it is done: from then on it may be gone."""
-        own = [name for name in self.durable if name.startswith(self.name)]
-        if len(own) > OWN_CHAINS_MAX // 2:
-            name = self.random.choice(own)
-            del self.durable[name]
-            self.client.evict(self.ns, [block.key for block in self.blocks(name)])
+        """Forget chains of its own. Noted before it is done: from then on they may be gone. What
+        was in use stays, and is asked for again."""
+        while len(self.own_chains) > OWN_CHAINS_MAX:
+            name = self.random.choice(list(self.own_chains))
+            keys = [block.key for block in self.blocks(name)]
+            self.durable.pop(name, None)
+            self.client.evict(self.ns, keys)
+            if self.client.match(self.ns, keys).hit_blocks:
+                return
+            del self.own_chains[name]
 
     # promises
 

@@ -22,7 +22,7 @@ ANSWER_S_MAX = 240.0
 DOORS = ("auto", "grpc", "port")
 SETTINGS = {
     "dram.budget_bytes": "4MiB",
-    "ssd.budget_bytes": "96MiB",
+    "ssd.budget_bytes": "192MiB",
     "ssd.segment_bytes": "1MiB",
     "ssd.free_floor_bytes": 0,
 }
