@@ -61,6 +61,7 @@ KV_HD void kv_copy(kv_u8* to, const kv_u8* from, kv_u32 bytes, kv_u32 thread) {
     const kv_u32 whole = bytes & ~(kKvVectorBytes - 1);
     for (kv_u32 at = thread * kKvVectorBytes; at < whole; at += kKvThreads * kKvVectorBytes)
         kv_store(to + at, kv_load<KvVector>(from + at));
+#pragma unroll 1
     for (kv_u32 at = whole + thread * 4; at < bytes; at += kKvThreads * 4)
         kv_store(to + at, kv_load<kv_u32>(from + at));
 }

@@ -106,8 +106,8 @@ def test_every_layout_in_both_directions(name, split, host_kernels, seed):
 @given(
     name=st.sampled_from(NAMES),
     split=st.booleans(),
-    page_tiles=st.integers(1, 6),
-    more=st.integers(1, 3),
+    page_tiles=st.integers(1, 4),
+    more=st.integers(1, 2),
     pad=st.integers(0, 40),
     order=st.sampled_from(ORDERS),
     seed=st.integers(0, 2**32 - 1),
