@@ -147,7 +147,7 @@ def print_report(report: dict[str, Any]) -> None:
             )
     for name, g in report["memory"]["growth"].items():
         print(
-            f"  {name:15} {g['warm_mib']:8.1f} MiB warm  {g['last_mib']:8.1f} MiB at the end  "
+            f"  {name:24} {g['warm_mib']:8.1f} MiB warm  {g['last_mib']:8.1f} MiB at the end  "
             f"{g['mib_per_minute']:+.2f} MiB/min"
         )
     after = report["after"]

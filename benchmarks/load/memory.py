@@ -9,25 +9,35 @@ from typing import Any
 
 import numpy as np
 
+KINDS = ("anon", "shmem")
+SHARED = "arena and staging areas"
+"""Of all processes together: whose share of a page is how large says nothing."""
+
 
 def resident_bytes(pid: int) -> dict[str, int]:
-    """Of a process, by kind: `anon` (its own), `shmem` (the arena), `file` (mapped files). All 0
-    for one that is gone."""
-    kinds = {"anon": 0, "shmem": 0, "file": 0}
+    """Of a process, by kind: `anon` (its own), `shmem` (its share of what it has in common with
+    others). All 0 for one that is gone.
+
+    A page that several mappings show counts as a share of each (PSS): the sum over processes is
+    what the machine gives, however many clients map the arena.
+    """
+    sizes = dict.fromkeys(KINDS, 0)
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return kinds
+        return sizes
     for line in lines:
         name, _, value = line.partition(":")
-        if name.startswith("Rss"):
-            kinds[name[3:].lower()] = int(value.split()[0]) << 10
-    return kinds
+        kind = name.removeprefix("Pss_").lower()
+        if name.startswith("Pss_") and kind in sizes:
+            sizes[kind] = int(value.split()[0]) << 10
+    return sizes
 
 
 @dataclass
 class MemoryCurve:
-    """Samples of some processes until `stop`. `at_s`: since the start."""
+    """Samples of some processes until `stop`: each group's own memory, and what all share. `pids`:
+    by the group's name. `at_s`: since the start."""
 
     pids: Callable[[], dict[str, list[int]]]
     step_s: float
@@ -48,13 +58,15 @@ class MemoryCurve:
 
     def _sample(self) -> None:
         self.at_s.append(time.monotonic() - self._started_s)
+        sums: dict[str, int] = {SHARED: 0}
         for name, pids in self.pids().items():
-            sums = {"anon": 0, "shmem": 0, "file": 0}
+            sums[name] = 0
             for pid in pids:
-                for kind, size in resident_bytes(pid).items():
-                    sums[kind] += size
-            for kind, size in sums.items():
-                self.bytes_of.setdefault(f"{name} {kind}", []).append(size)
+                sizes = resident_bytes(pid)
+                sums[name] += sizes["anon"]
+                sums[SHARED] += sizes["shmem"]
+        for name, size in sums.items():
+            self.bytes_of.setdefault(name, []).append(size)
 
     def stop(self) -> None:
         """The last sample is taken."""
