@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntFlag
+from enum import Enum, IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,18 @@ class Durability(Enum):
     """The blocks survive kill -9 and power loss."""
 
 
+class Outlook(IntEnum):
+    """What a client knows, when an answer ends, about the next request for the same chain."""
+
+    UNKNOWN = 0
+    TOOL_CALL = 1
+    """The answer asks for a tool: the next request comes as soon as the tool has run."""
+    USER_TURN = 2
+    """A person reads the answer first."""
+    END_OF_SESSION = 3
+    """There will be none."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockPut:
     """One block on its way in. `sections`: one buffer per section of the layout, in its order.
@@ -105,10 +117,12 @@ class HbmBlock:
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """Moving estimate of what reading from a tier costs: latency per request and bandwidth."""
+    """Moving estimate of what reading from a tier costs: latency per request and bandwidth.
+    `measured`: by reads that were made; else it is assumed."""
 
     latency_s: float
     bytes_per_s: float
+    measured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +180,23 @@ class Match:
     costs: dict[Tier, TierCost] = field(default_factory=dict)
     snapshots: tuple[SnapshotRef, ...] = ()
 
+    def fetch_costs_s(self) -> npt.NDArray[np.float64]:
+        """Estimated seconds to fetch the first n blocks, for every n from 0 to `hit_blocks`: of
+        each tier that is the fastest to hold some of them, its latency once and their bytes."""
+        held = np.array(self.residency[: self.hit_blocks], np.uint8)
+        seconds = np.zeros(self.hit_blocks + 1)
+        # of a residency's bits the lowest is the fastest tier
+        nearest = held & (~held + np.uint8(1))
+        for tier, cost in self.costs.items():
+            blocks = np.cumsum(nearest == tier)
+            part = cost.latency_s + blocks * (self.block_bytes / cost.bytes_per_s)
+            seconds[1:] += np.where(blocks > 0, part, 0.0)
+        return seconds
+
     def fetch_cost_s(self, blocks: int | None = None) -> float:
         """Estimated seconds to fetch the first `blocks` blocks (all that hit by default)."""
         n = self.hit_blocks if blocks is None else min(blocks, self.hit_blocks)
-        total = 0.0
-        for tier, cost in self.costs.items():
-            held = sum(fastest(t) is tier for t in self.residency[:n])
-            if held:
-                total += cost.latency_s + held * self.block_bytes / cost.bytes_per_s
-        return total
+        return float(self.fetch_costs_s()[n])
 
 
 def fastest(residency: Tier) -> Tier:

@@ -187,7 +187,8 @@ class MigrationConfig(_Settings):
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
     `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while the
     policy's victims can go instead; less of it keeps more blocks and writes them more often.
-    `retry_s_min`, `retry_s_max`: back-off after a disk error.
+    `retry_s_min`, `retry_s_max`: back-off after a disk error. `cost_refresh_s`: what reading from
+    SSD costs is looked at again, by reading one block, where nobody has read for so long.
     """
 
     read_workers: Count = 4
@@ -199,6 +200,7 @@ class MigrationConfig(_Settings):
     compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.5
     retry_s_min: Seconds = 0.5
     retry_s_max: Seconds = 30.0
+    cost_refresh_s: Seconds = 60.0
 
 
 class LimitsConfig(_Settings):

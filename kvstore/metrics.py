@@ -60,6 +60,7 @@ COUNTERS = {
     "windows_expired": "Window snapshots and hand-over records whose time was over",
     "windows_evicted": "Window snapshots and hand-over records that made room for others",
     "windows_refused": "Puts that found the window pool full of what can't go",
+    "answers_told": "Ends of answers that clients told of",
     "leases_granted": "Leases granted",
     "leases_expired": "Leases that lapsed unreleased",
     "reservations_granted": "Reservations granted",

@@ -114,7 +114,8 @@ def _measured(cost: TierCost) -> bool:
 def _cost(cost: TierCost) -> str:
     if not _measured(cost):
         return "not measured"
-    return f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs"
+    said = "" if cost.measured else ", assumed"
+    return f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs{said}"
 
 
 def _print_tiers(console: Console, stat: Stat) -> None:

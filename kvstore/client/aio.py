@@ -14,6 +14,7 @@ from kvstore.block import (
     HbmBlock,
     Match,
     Outcome,
+    Outlook,
     PutOutcome,
     Tier,
 )
@@ -168,6 +169,32 @@ class AsyncClient(AsyncWindows):
             ns, lambda: self._transport.acquire(ns.id, keys, ttl_s, self.deadline_s)
         )
         return AsyncLease(self, ns, keys, grant)
+
+    async def answered(
+        self,
+        ns: NamespaceHandle,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None = None,
+    ) -> None:
+        """Tell the store what is known of the next request when an answer has ended; it decides
+        nothing but which blocks go first.
+
+        `keys`: all blocks of the request and its answer, from the first on. `lasting_blocks`: how
+        many of them the next request can have (all by default): a chat format that drops earlier
+        reasoning lets those behind it die.
+        """
+        batching.check_keys(keys)
+        if lasting_blocks is not None and not 0 <= lasting_blocks <= len(keys):
+            raise InvalidRequest(f"lasting_blocks {lasting_blocks} of {len(keys)} keys")
+        await self._in(
+            ns,
+            lambda: self._transport.answered(ns.id, keys, outlook, lasting_blocks, self.deadline_s),
+        )
+
+    async def end_session(self, ns: NamespaceHandle, keys: Sequence[bytes]) -> None:
+        """No request will follow: `answered` with `Outlook.END_OF_SESSION`."""
+        await self.answered(ns, keys, Outlook.END_OF_SESSION)
 
     async def read(
         self,

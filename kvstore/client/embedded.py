@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
+from kvstore.block import BlockPut, Durability, Match, Outlook, PutOutcome, Tier
 from kvstore.client.transport import ArrivedWindow, NoBulk, Progress
 from kvstore.config import StoreConfig
 from kvstore.errors import Unavailable
@@ -227,6 +227,18 @@ class EmbeddedTransport(NoBulk):
 
     async def drop_window(self, namespace_id: bytes, name: bytes | str, timeout_s: float) -> bool:
         return await self._ask(lambda: self._engine.drop_window(namespace_id, name), timeout_s)
+
+    async def answered(
+        self,
+        namespace_id: bytes,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None,
+        timeout_s: float,
+    ) -> None:
+        await self._run(
+            lambda: self._engine.answered(namespace_id, keys, outlook, lasting_blocks), timeout_s
+        )
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None:
         await self._run(lambda: self._engine.report_corrupt(namespace_id, key), timeout_s)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from kvstore.block import BlockPut, Durability, Match, PutOutcome, Tier
+from kvstore.block import BlockPut, Durability, Match, Outlook, PutOutcome, Tier
 from kvstore.client.transport import ArrivedWindow, NoBulk, Progress
 from kvstore.errors import InvalidRequest, KVStoreError, MessageTooLarge
 from kvstore.namespace import Namespace
@@ -215,6 +215,23 @@ class RemoteTransport(NoBulk):
         request = messages.named_to_pb(pb.DropWindowRequest, namespace_id, name)
         found: bool = (await self._ask("DropWindow", request, pb.DropWindowReply, timeout_s)).found
         return found
+
+    async def answered(
+        self,
+        namespace_id: bytes,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None,
+        timeout_s: float,
+    ) -> None:
+        only = {} if lasting_blocks is None else {"lasting_blocks": lasting_blocks}
+        request = pb.AnsweredRequest(
+            namespace_id=namespace_id,
+            keys=messages.pack_keys(keys),
+            outlook=pb.Outlook.Name(int(outlook)),
+            **only,
+        )
+        await self._ask("Answered", request, pb.AnsweredReply, timeout_s)
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None:
         request = pb.ReportCorruptRequest(namespace_id=namespace_id, key=key)

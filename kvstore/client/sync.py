@@ -4,7 +4,17 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from kvstore.block import BlockData, BlockPut, Buffer, Durability, HbmBlock, Match, PutOutcome, Tier
+from kvstore.block import (
+    BlockData,
+    BlockPut,
+    Buffer,
+    Durability,
+    HbmBlock,
+    Match,
+    Outlook,
+    PutOutcome,
+    Tier,
+)
 from kvstore.client.aio import (
     DEADLINE_S_DEFAULT,
     LS_LIMIT_DEFAULT,
@@ -100,6 +110,20 @@ class Client:
     ) -> Lease:
         """Pin the READY prefix of `keys`; see `Lease`."""
         return Lease(run_now(self._client.acquire(ns, keys, ttl_s)))
+
+    def answered(
+        self,
+        ns: NamespaceHandle,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None = None,
+    ) -> None:
+        """Tell the store what is known of the next request when an answer has ended."""
+        run_now(self._client.answered(ns, keys, outlook, lasting_blocks))
+
+    def end_session(self, ns: NamespaceHandle, keys: Sequence[bytes]) -> None:
+        """No request will follow: the blocks that are this session's alone go first."""
+        run_now(self._client.end_session(ns, keys))
 
     def read(
         self,

@@ -9,7 +9,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from kvstore.block import BlockData, BlockPut, Durability, HbmBlock, Match, PutOutcome, Tier
+from kvstore.block import (
+    BlockData,
+    BlockPut,
+    Durability,
+    HbmBlock,
+    Match,
+    Outlook,
+    PutOutcome,
+    Tier,
+)
 from kvstore.namespace import Namespace
 from kvstore.store.types import (
     BlockFrames,
@@ -185,6 +194,15 @@ class Transport(Protocol):
     async def drop_window(
         self, namespace_id: bytes, name: bytes | str, timeout_s: float
     ) -> bool: ...
+
+    async def answered(
+        self,
+        namespace_id: bytes,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None,
+        timeout_s: float,
+    ) -> None: ...
 
     async def report_corrupt(self, namespace_id: bytes, key: bytes, timeout_s: float) -> None: ...
 

@@ -1,7 +1,8 @@
 """Who goes: policies that order the rows of one tier."""
 
+from kvstore.block import Outlook
 from kvstore.eviction.arc import Arc
-from kvstore.eviction.base import ALONE, EvictionPolicy, Outlook, Surroundings
+from kvstore.eviction.base import ALONE, EvictionPolicy, Surroundings
 from kvstore.eviction.gittins import Gittins
 from kvstore.eviction.lru import LRU
 from kvstore.eviction.s3_fifo import S3Fifo

@@ -16,26 +16,15 @@ what a few policies can use and the others ignore: `foresee`, `admits`, `answere
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.block import Outlook
+
 Rows = npt.NDArray[np.int64]
 Chain = Sequence[int] | Rows
 """Rows of one chain, in order."""
-
-
-class Outlook(IntEnum):
-    """What a client knows, when an answer ends, about the next request for the same chain."""
-
-    UNKNOWN = 0
-    TOOL_CALL = 1
-    """The answer asks for a tool: the next request comes as soon as the tool has run."""
-    USER_TURN = 2
-    """A person reads the answer first."""
-    END_OF_SESSION = 3
-    """There will be none."""
 
 
 def _rows_as_names(rows: Rows) -> npt.NDArray[np.uint64]:

@@ -43,7 +43,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Outlook, Rows, Surroundings
+from kvstore.block import Outlook
+from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
 from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, Runs

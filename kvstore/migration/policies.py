@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.block import Tier
+from kvstore.block import Outlook, Tier
 from kvstore.config import EvictionConfig
 from kvstore.eviction import POLICIES, EvictionPolicy, Surroundings
 from kvstore.index import BlockIndex
@@ -84,6 +84,27 @@ class TierPolicies:
                 there = before[tiers & tier != 0]
                 tell = policy.continued if len(before) else policy.foresee
                 tell(np.concatenate((there, new)), len(there))
+
+    def answered(self, chain: Sequence[int], lasting: int, outlook: Outlook) -> None:
+        """The answer to the last request for `chain` (root first) ended, and the next request can
+        have its first `lasting` rows. Of those that it can't have, or of all at the end of a
+        session, what no other chain goes through is of no use any more."""
+        keep = 0 if outlook is Outlook.END_OF_SESSION else lasting
+        useless = self._own_end(chain, keep)
+        rest = np.asarray(chain[: len(chain) - len(useless)], np.int64)
+        for _, policy in self._told():
+            if outlook is not Outlook.END_OF_SESSION:
+                policy.answered(rest, outlook)
+            policy.cool(useless)
+
+    def _own_end(self, chain: Sequence[int], keep: int) -> Rows:
+        """The end of a chain behind `keep` rows, deepest first, up to where another joins it."""
+        children, end = self._index.children, list[int]()
+        for row in list(chain)[keep:][::-1]:
+            if children[row] > bool(end):
+                break
+            end.append(row)
+        return np.array(end, np.int64)
 
     def arrived(self, rows: Sequence[int], tier: Tier) -> None:
         """Rows were added to a tier's policy."""

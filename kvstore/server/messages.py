@@ -102,7 +102,16 @@ def unpack_put_outcomes(packed: bytes) -> list[PutOutcome]:
 
 
 def _cost_to_pb(tier: Tier, cost: TierCost) -> Any:
-    return pb.TierCost(tier=int(tier), latency_s=cost.latency_s, bytes_per_s=cost.bytes_per_s)
+    return pb.TierCost(
+        tier=int(tier),
+        latency_s=cost.latency_s,
+        bytes_per_s=cost.bytes_per_s,
+        measured=cost.measured,
+    )
+
+
+def _cost_from_pb(m: Any) -> TierCost:
+    return TierCost(m.latency_s, m.bytes_per_s, m.measured)
 
 
 def _pack_residency(residency: Sequence[Tier]) -> bytes:
@@ -144,7 +153,7 @@ def match_from_pb(m: Any) -> Match:
         outcomes=_spread(m.outcomes, _OUTCOMES),
         residency=_spread(m.residency, _RESIDENCIES),
         block_bytes=m.block_bytes,
-        costs={Tier(c.tier): TierCost(c.latency_s, c.bytes_per_s) for c in m.costs},
+        costs={Tier(c.tier): _cost_from_pb(c) for c in m.costs},
         snapshots=tuple(
             [
                 SnapshotRef(**{name: getattr(r, name) for name in _SNAPSHOT_FIELDS})
@@ -223,7 +232,7 @@ def stat_from_pb(m: Any) -> Stat:
     tiers = tuple(
         TierStat(
             tier=Tier(t.tier),
-            cost=TierCost(t.cost.latency_s, t.cost.bytes_per_s),
+            cost=_cost_from_pb(t.cost),
             **{name: getattr(t, name) for name in _TIER_NUMBERS},
         )
         for t in m.tiers

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from kvstore.block import Durability, Tier
+from kvstore.block import Durability, Outlook, Tier
 from kvstore.errors import InvalidRequest, MessageTooLarge, Unavailable
 from kvstore.namespace import Namespace
 from kvstore.server import messages, wire
@@ -86,6 +86,7 @@ class Service:
             "Release": self._release,
             "Read": self._read,
             "ReportCorrupt": self._report_corrupt,
+            "Answered": self._answered,
             "Put": self._put,
             "Reserve": self._reserve,
             "Write": self._write,
@@ -191,6 +192,17 @@ class Service:
             request.namespace_id, messages.check_digest(request.key, "key")
         )
         return _encoded(pb.ReportCorruptReply())
+
+    async def _answered(self, data: bytes) -> wire.Parts:
+        request = parse(pb.AnsweredRequest, data)
+        keys = parse_keys(request.keys)
+        try:
+            outlook = Outlook(request.outlook)
+        except ValueError:
+            raise InvalidRequest(f"outlook {request.outlook} is unknown") from None
+        lasting = request.lasting_blocks if request.HasField("lasting_blocks") else None
+        await self._engine.answered(request.namespace_id, keys, outlook, lasting)
+        return _encoded(pb.AnsweredReply())
 
     async def _put(self, data: bytes) -> wire.Parts:
         request = wire.decode_put(data)

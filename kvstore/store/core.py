@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.block import Match, Outcome, Tier, TierCost
+from kvstore.block import Match, Outcome, Outlook, Tier, TierCost
 from kvstore.config import StoreConfig
 from kvstore.errors import LeaseExpired, MessageTooLarge
 from kvstore.index import GHOST, READY, BlockIndex
@@ -214,6 +214,16 @@ class Core:
         right = self.leases.end(lease_id)
         if right is not None:
             self._let_go(right.held)
+
+    def answered(
+        self, namespace_id: bytes, keys: Sequence[bytes], lasting: int | None, outlook: Outlook
+    ) -> None:
+        """See `Engine.answered`."""
+        found = self._find(self.namespaces.number(namespace_id), keys)
+        rows = found.rows[: found.hits]
+        lasting = len(rows) if lasting is None else min(lasting, len(rows))
+        self.residency.policies.answered(rows, lasting, outlook)
+        self.metrics.add("answers_told")
 
     def _let_go(self, held: Held) -> None:
         self.residency.unpin(held.rows)

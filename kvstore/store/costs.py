@@ -1,44 +1,40 @@
 """Moving estimates of what a read costs: seconds per request and bytes per second.
 
-A straight line through the reads seen, each weighted less the longer ago it was. Two invented reads
-stand at the start, so that there is an estimate before the first and a slope while all reads have
-one size.
+Every read moves both figures by half of how far it was off, each in proportion to its part in what
+was expected: small reads move the latency, large ones the bandwidth. The first real read sets the
+scale of what was assumed before it, so a disk a thousand times slower is known as such at once; and
+a few reads tell of a change.
 """
 
 from kvstore.block import TierCost
 
-_DECAY = 0.98
-_BANDWIDTH_MIN = 1e3
+_GAIN = 0.5
+_BANDWIDTH_MIN, _LATENCY_MIN_S = 1e3, 1e-9
 
 
 class CostEstimate:
     """`latency_s` and `bytes_per_s`: what is assumed at first."""
 
     def __init__(self, latency_s: float, bytes_per_s: float) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._first = TierCost(latency_s, bytes_per_s)
-        for size in (4096.0, 16e6):
-            self._add(size, latency_s + size / bytes_per_s)
-
-    def _add(self, x: float, y: float) -> None:
-        self._n += 1
-        self._x += x
-        self._y += y
-        self._xx += x * x
-        self._xy += x * y
+        self._latency_s, self._byte_s = latency_s, 1 / bytes_per_s
+        self.measured = False
 
     def observe(self, size_bytes: int, seconds: float) -> None:
         """One read of so many bytes took so long."""
-        for name in ("_n", "_x", "_y", "_xx", "_xy"):
-            setattr(self, name, getattr(self, name) * _DECAY)
-        self._add(float(size_bytes), seconds)
+        expected = self._latency_s + size_bytes * self._byte_s
+        off = seconds / expected - 1
+        if not self.measured:
+            self.measured = True
+            self._move(off, off)
+            return
+        share = self._latency_s / expected
+        self._move(_GAIN * off * share, _GAIN * off * (1 - share))
+
+    def _move(self, latency: float, byte: float) -> None:
+        self._latency_s = max(self._latency_s * (1 + latency), _LATENCY_MIN_S)
+        self._byte_s = min(self._byte_s * (1 + byte), 1 / _BANDWIDTH_MIN)
 
     def cost(self) -> TierCost:
-        """The estimate now. A line that slopes the wrong way (noise) falls back to the mean: no
-        latency, all bandwidth."""
-        spread = self._n * self._xx - self._x * self._x
-        slope = (self._n * self._xy - self._x * self._y) / spread if spread > 0 else 0.0
-        latency = (self._y - slope * self._x) / self._n
-        if slope <= 0 or latency < 0:
-            slope, latency = self._xy / self._xx, 0.0
-        return TierCost(latency, max(1 / slope, _BANDWIDTH_MIN) if slope > 0 else float("inf"))
+        """The estimate now."""
+        bandwidth = 1 / self._byte_s if self._byte_s > 0 else float("inf")
+        return TierCost(self._latency_s, bandwidth, self.measured)

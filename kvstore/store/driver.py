@@ -50,6 +50,9 @@ class Driver:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.start_hbm: Callable[[], None] | None = None
         """Starts what the HBM lane has to do; set where there is that tier."""
+        self.look_around: Callable[[], None] | None = None
+        """Called every `limits.upkeep_s`; set where there is an SSD."""
+        self._observed_s: dict[Tier, float] = {}
         self._estimates = {
             Tier.HBM: CostEstimate(50e-6, 20e9),
             Tier.DRAM: CostEstimate(50e-6, 8e9),
@@ -126,6 +129,8 @@ class Driver:
 
     def _upkeep(self) -> None:
         self.core.expire(self.now_s())
+        if self.look_around is not None:
+            self.look_around()
         self.pump()
         self._upkeep_timer = self.loop.call_later(self.config.limits.upkeep_s, self._upkeep)
 
@@ -191,7 +196,13 @@ class Driver:
     def observe(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         """A read from `tier` was made; lookups tell its cost from now on."""
         self._estimates[tier].observe(size_bytes, seconds)
+        self._observed_s[tier] = self.now_s()
         self._publish_costs()
+
+    def cost_age_s(self, tier: Tier) -> float | None:
+        """Seconds since a read from `tier` was observed; None before the first."""
+        at_s = self._observed_s.get(tier)
+        return None if at_s is None else self.now_s() - at_s
 
     def _publish_costs(self) -> None:
         tiers = [Tier.HBM] * (self.core.hbm_lane is not None)

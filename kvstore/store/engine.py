@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, PutOutcome, Tier
+from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, Outlook, PutOutcome, Tier
 from kvstore.clock import Clock, SteadyClock, SystemClock
 from kvstore.config import HbmConfig, SsdConfig, StoreConfig
 from kvstore.errors import ConfigError, InvalidRequest
@@ -29,6 +29,7 @@ from kvstore.store.core import Core
 from kvstore.store.driver import Driver
 from kvstore.store.hbm import Hbm
 from kvstore.store.loads import Loads
+from kvstore.store.probe import Probe
 from kvstore.store.puts import Puts
 from kvstore.store.reads import Reads
 from kvstore.store.types import (
@@ -96,6 +97,8 @@ class Engine:
             numbers = {row.namespace_id: row.number for row in recovered.namespaces}
             writer = LogWriter(ssd, self._dram, numbers)
         self._driver = Driver(self._core, config, steady, workers, writer)
+        if self._ssd is not None:
+            self._driver.look_around = Probe(self._driver, self._ssd).look
         self._notes = [hbm.note]
         self._hbm: Hbm | None = None
         if hbm.tier is not None:
@@ -246,6 +249,22 @@ class Engine:
         self._driver.enter()
         self._core.release(lease_id)
         self._driver.pump()
+
+    async def answered(
+        self,
+        namespace_id: bytes,
+        keys: Sequence[bytes],
+        outlook: Outlook,
+        lasting_blocks: int | None = None,
+    ) -> None:
+        """An answer ended. `keys`: all blocks of the request and its answer, root first.
+        `lasting_blocks`: how many of them the next request can have, all by default. It decides
+        nothing but who goes first.
+
+        Raises `UnknownNamespace`, `MessageTooLarge`.
+        """
+        self._driver.enter()
+        self._core.answered(namespace_id, keys, lasting_blocks, outlook)
 
     def locate(self, lease_id: int, keys: Sequence[bytes] | None = None) -> npt.NDArray[np.uint64]:
         """Where the arena holds blocks (those of the lease without `keys`), for a reader that maps

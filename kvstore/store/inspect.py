@@ -14,7 +14,7 @@ from kvstore.tiers.base import LogTier, PoolTier
 from kvstore.windows import WindowPool
 
 _LOOKUPS = ("hit_hbm", "hit_dram", "hit_ssd", "pending", "miss")
-_UNMEASURED = TierCost(0.0, float("inf"))
+_UNMEASURED = TierCost(0.0, float("inf"), measured=False)
 
 
 def stat(core: Core, notes: Sequence[str] = ()) -> Stat:

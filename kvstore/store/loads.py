@@ -170,26 +170,22 @@ class Loads:
         driver = self._driver
         loads, frames = [load for load, _ in pairs], [frame for _, frame in pairs]
         try:
-            results, seconds = await self._read(tier, loads, frames)
+            results = await self._read(tier, loads, frames)
         except Exception as e:
             _log.exception("reading from ssd failed in an unforeseen way")
-            results, seconds = [Loaded(load, memoryview(b""), e) for load in loads], 0.0
+            results = [Loaded(load, memoryview(b""), e) for load in loads]
         for loaded in results:
             self._deliver(loaded)
         driver.core.promotion.arrived(loads)
-        if seconds and tier is Tier.SSD:
-            driver.observe(Tier.SSD, sum(load.length for load in loads), seconds)
         driver.pump()
 
-    async def _read(
-        self, tier: Tier, loads: list[Load], frames: list[memoryview]
-    ) -> tuple[list[Loaded], float]:
+    async def _read(self, tier: Tier, loads: list[Load], frames: list[memoryview]) -> list[Loaded]:
         if tier is Tier.HBM:
             assert self._hbm is not None
-            return await self._hbm.read(loads, frames)
+            return (await self._hbm.read(loads, frames))[0]
         assert self._ssd is not None
         work = partial(read_loads, self._ssd, loads, frames)
-        return await self._driver.workers.run(Lane.READ, work)
+        return (await self._driver.workers.run(Lane.READ, work))[0]
 
     def _deliver(self, loaded: Loaded) -> None:
         load, error = loaded.load, loaded.error

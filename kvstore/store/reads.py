@@ -121,14 +121,22 @@ class Reads:
                 to_load.append(i)
         if to_load:
             waiters = self._loads.request([row for i in to_load if (row := rows[i]) is not None])
+            began = time.perf_counter()
             try:
                 loaded = await self._wait(waiters)
             except BaseException:
                 _release(frames)
                 raise
+            self._observe(loaded, time.perf_counter() - began)
             for i, frame in zip(to_load, loaded, strict=True):
                 frames[i] = frame
         return frames
+
+    def _observe(self, loaded: Sequence[Frame | None], seconds: float) -> None:
+        """What a reader waited for the SSD, however many reads that were at a time."""
+        from_ssd = [frame for frame in loaded if frame is not None and frame.tier is Tier.SSD]
+        if from_ssd and len(from_ssd) == len(loaded):
+            self._driver.observe(Tier.SSD, sum(len(frame.view) for frame in from_ssd), seconds)
 
     async def _wait(self, waiters: list[Waiter]) -> list[Frame | None]:
         try:

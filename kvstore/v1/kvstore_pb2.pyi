@@ -33,6 +33,13 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_HBM: _ClassVar[Tier]
     TIER_DRAM: _ClassVar[Tier]
     TIER_SSD: _ClassVar[Tier]
+
+class Outlook(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTLOOK_UNKNOWN: _ClassVar[Outlook]
+    OUTLOOK_TOOL_CALL: _ClassVar[Outlook]
+    OUTLOOK_USER_TURN: _ClassVar[Outlook]
+    OUTLOOK_END_OF_SESSION: _ClassVar[Outlook]
 OUTCOME_MISS: Outcome
 OUTCOME_HIT: Outcome
 OUTCOME_PENDING: Outcome
@@ -48,6 +55,10 @@ TIER_NONE: Tier
 TIER_HBM: Tier
 TIER_DRAM: Tier
 TIER_SSD: Tier
+OUTLOOK_UNKNOWN: Outlook
+OUTLOOK_TOOL_CALL: Outlook
+OUTLOOK_USER_TURN: Outlook
+OUTLOOK_END_OF_SESSION: Outlook
 
 class HelloRequest(_message.Message):
     __slots__ = ()
@@ -102,14 +113,16 @@ class MatchRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class TierCost(_message.Message):
-    __slots__ = ("tier", "latency_s", "bytes_per_s")
+    __slots__ = ("tier", "latency_s", "bytes_per_s", "measured")
     TIER_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     tier: int
     latency_s: float
     bytes_per_s: float
-    def __init__(self, tier: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+    measured: bool
+    def __init__(self, tier: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., measured: _Optional[bool] = ...) -> None: ...
 
 class MatchReply(_message.Message):
     __slots__ = ("hit_blocks", "outcomes", "residency", "block_bytes", "costs", "snapshots")
@@ -242,6 +255,22 @@ class ReportCorruptRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class ReportCorruptReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AnsweredRequest(_message.Message):
+    __slots__ = ("namespace_id", "keys", "outlook", "lasting_blocks")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    OUTLOOK_FIELD_NUMBER: _ClassVar[int]
+    LASTING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    keys: bytes
+    outlook: Outlook
+    lasting_blocks: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., outlook: _Optional[_Union[Outlook, str]] = ..., lasting_blocks: _Optional[int] = ...) -> None: ...
+
+class AnsweredReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -79,6 +79,11 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptReply.FromString,
                 _registered_method=True)
+        self.Answered = channel.unary_unary(
+                '/kvstore.v1.KVStore/Answered',
+                request_serializer=kvstore_dot_v1_dot_kvstore__pb2.AnsweredRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_kvstore__pb2.AnsweredReply.FromString,
+                _registered_method=True)
         self.Put = channel.unary_unary(
                 '/kvstore.v1.KVStore/Put',
                 request_serializer=kvstore_dot_v1_dot_kvstore__pb2.PutRequest.SerializeToString,
@@ -207,6 +212,14 @@ class KVStoreServicer:
 
     def ReportCorrupt(self, request, context):
         """A reader saw a checksum that did not match; the store checks its own copy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Answered(self, request, context):
+        """An answer ended, and the client knows something of the next request. Nothing depends on it but
+        which blocks go first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -347,6 +360,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.ReportCorrupt,
                     request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptReply.SerializeToString,
+            ),
+            'Answered': grpc.unary_unary_rpc_method_handler(
+                    servicer.Answered,
+                    request_deserializer=kvstore_dot_v1_dot_kvstore__pb2.AnsweredRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_kvstore__pb2.AnsweredReply.SerializeToString,
             ),
             'Put': grpc.unary_unary_rpc_method_handler(
                     servicer.Put,
@@ -662,6 +680,33 @@ class KVStore:
             '/kvstore.v1.KVStore/ReportCorrupt',
             kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptRequest.SerializeToString,
             kvstore_dot_v1_dot_kvstore__pb2.ReportCorruptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Answered(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.KVStore/Answered',
+            kvstore_dot_v1_dot_kvstore__pb2.AnsweredRequest.SerializeToString,
+            kvstore_dot_v1_dot_kvstore__pb2.AnsweredReply.FromString,
             options,
             channel_credentials,
             insecure,

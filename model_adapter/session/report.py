@@ -17,6 +17,8 @@ class PrefixOutcome(Enum):
     MISS = "miss"
     TOO_SHORT = "too short"
     """A hit no longer than the window: replaying would cost as much as computing."""
+    DECLINED = "declined"
+    """A hit that would have taken longer to fetch than to compute."""
     LOST = "lost"
     """The store failed before anything was taken from it."""
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from model_adapter.errors import SectionsLost
 from model_adapter.forward_pass import Observer
 from model_adapter.model import Counters, Model
 from model_adapter.replay import Mode
+from model_adapter.session.fetch_choice import FetchChoice
 from model_adapter.session.prefix import Prefix, PrefixTaker
 from model_adapter.session.report import PrefixOutcome, RequestReport
 from model_adapter.session.source import BlockSource, Stored, TokenIds
@@ -49,6 +50,7 @@ class Way:
     chunk_tokens: int
     snapshots: bool
     vision: Callable[[], VisionEncoder]
+    choice: FetchChoice = field(default_factory=FetchChoice)
 
     @property
     def computed(self) -> Computed:
@@ -104,6 +106,13 @@ class Request:
             return self._run_prompt()
         finally:
             self._computed = counters.snapshot()
+            self._learn()
+
+    def _learn(self) -> None:
+        """How long computing takes here, for the choice of later requests."""
+        taken_s = time.perf_counter() - self._start
+        waited_s = self._fetch_s + self._store_s + self.cache.waited_s
+        self.way.choice.computed(self._computed.encoder_positions, taken_s - waited_s)
 
     def _start_over(self, lost: SectionsLost) -> None:
         """With what is still there after sections that were promised did not come. Nothing was
@@ -215,14 +224,15 @@ class Request:
         if way.source is None:
             return Prefix(way.model.new_cache(), PrefixOutcome.NO_STORE)
         snapshots = way.computed if way.snapshots else None
-        return PrefixTaker(way.model, way.source, snapshots).take(
+        return PrefixTaker(way.model, way.source, snapshots, way.choice).take(
             self.ids, self.spans, self._drafts
         )
 
     def _adopt(self, prefix: Prefix) -> None:
         self._prefix = prefix
         self.cache = prefix.cache
-        self._stored_upto = prefix.loaded.blocks
+        # what was there and not worth fetching need not be offered again
+        self._stored_upto = max(prefix.loaded.blocks, prefix.known)
         # a store that failed once would cost its deadline again at every further call
         self._stored = Stored(error=prefix.error)
 

@@ -13,6 +13,7 @@ from model_adapter.generate import greedy
 from model_adapter.model import Model
 from model_adapter.replay import Mode
 from model_adapter.run import CHUNK_TOKENS_DEFAULT
+from model_adapter.session.fetch_choice import FetchChoice
 from model_adapter.session.request import Decode, Generation, OnToken, Request, Stopped, Way
 from model_adapter.session.source import BlockSource, TokenIds
 from model_adapter.session.store_blocks import StoreBlocks
@@ -44,6 +45,7 @@ class CachedSession:
         self.mode = mode
         self.chunk_tokens = chunk_tokens
         self.snapshots = snapshots
+        self.choice = FetchChoice()
 
     @cached_property
     def vision(self) -> VisionEncoder:
@@ -109,6 +111,7 @@ class CachedSession:
         return Way(
             *(self.model, self.source, self.mode, self.chunk_tokens, self.snapshots),
             lambda: self.vision,
+            self.choice,
         )
 
     def _placed(self, ids: TokenIds, images: Sequence[ImagePatches]) -> tuple[PlacedImage, ...]:

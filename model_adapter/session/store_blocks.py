@@ -78,7 +78,8 @@ class StoreBlocks:
             if ref is not None:
                 position = ref.blocks * self.layout.block_tokens + ref.tail_tokens
                 snapshot = FoundSnapshot(ref.key, position, ref.blocks)
-            return Found(keys, match.hit_blocks, snapshot)
+            costs = match.fetch_costs_s().tolist()
+            return Found(keys, match.hit_blocks, snapshot, fetch_s=costs)
         except KVStoreError as e:
             return Found(error=self._lost("looking up a prefix", e))
 

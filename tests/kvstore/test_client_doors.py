@@ -25,6 +25,7 @@ from kvstore import (
     Layout,
     NamespaceHandle,
     Outcome,
+    Outlook,
     PutOutcome,
     SectionSpec,
     Tier,
@@ -218,6 +219,24 @@ def test_a_released_lease_reads_nothing(door: Door) -> None:
     door.do(lease.release())
     for call in (lambda: door.client.read(lease, keys_of(blocks)), lambda: lease.renew()):
         assert isinstance(door.fails(call), LeaseExpired)
+
+
+def test_the_end_of_an_answer_can_be_told(door: Door) -> None:
+    ns, client = door.open(), door.client
+    keys = keys_of(put_chain(door, ns, 4))
+    before = door.do(client.stat()).counters["answers_told"]
+    door.do(client.answered(ns, keys, Outlook.TOOL_CALL))
+    door.do(client.answered(ns, keys, Outlook.USER_TURN, 2))
+    door.do(client.end_session(ns, keys))
+    # blocks that are not there are passed over
+    door.do(client.end_session(ns, [bytes(32)]))
+    assert door.do(client.stat()).counters["answers_told"] == before + 4
+    assert door.do(client.match(ns, keys)).hit_blocks == 4
+    error = door.fails(lambda: client.answered(ns, keys, Outlook.USER_TURN, 5))
+    assert type(error) is InvalidRequest
+    assert "lasting_blocks 5 of 4" in str(error)
+    nowhere = NamespaceHandle(bytes(32), ns.namespace)
+    assert type(door.fails(lambda: client.end_session(nowhere, keys))) is UnknownNamespace
 
 
 def test_leased_blocks_outlive_evict(door: Door) -> None:

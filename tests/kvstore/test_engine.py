@@ -524,6 +524,11 @@ async def test_closing_writes_what_is_dirty_and_ends_everything(tmp_path):
         engine.match(ns, [])
     with pytest.raises(Unavailable):
         await engine.put(ns, blocks)
+    for _ in range(1000):
+        # a thread that was begun last is on its way out
+        if threading.active_count() <= threads:
+            break
+        await asyncio.sleep(0.01)
     assert threading.active_count() <= threads
     async with opened(config) as engine:
         assert engine.match(ns, keys_of(blocks)).hit_blocks == 60

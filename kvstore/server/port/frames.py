@@ -46,6 +46,7 @@ METHODS = (
     "PutWindow",
     "GetWindow",
     "DropWindow",
+    "Answered",
 )
 """Calls of the data port; a method's number is its place. Everything else is asked over gRPC."""
 NUMBER_OF_METHOD = {name: number for number, name in enumerate(METHODS)}
