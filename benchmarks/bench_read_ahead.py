@@ -1,12 +1,15 @@
 """What reading sections in the order of need hides: a replay that starts while later ones arrive.
 
 A prompt's blocks lie in a daemon's DRAM (read over the data plane, and over gRPC, the slow way), or
-on its SSD, cold; the model takes them up by a bounded
-replay of its window and a suffix. Three ways, in turns within one run: everything read before the
-computation starts; sections in the order of need beside it; and the computation alone, its blocks
-in the process. Reported: time to the last logits of each, and the share of the reading beside it
-that the computation did not wait for. Rows are random values through the real quantisers; the model
-has the released records (288, 68 and 528 bytes) and narrow layers.
+on its SSD, cold; the model takes them up by a bounded replay of its window and a suffix. A CPU
+computes for much longer than it reads, so they are also read over a simulated line, so slow that
+reading alone takes as long as computing alone: as on a GPU, or between hosts.
+
+Three ways, in turns within one run: everything read before the computation starts; sections in the
+order of need beside it; and the computation alone, its blocks in the process. Reported: time to the
+last logits of each, and the share of the reading beside it that the computation did not wait for.
+Rows are random values through the real quantisers; the model has the released records (288, 68 and
+528 bytes) and narrow layers.
 """
 
 import argparse
@@ -15,10 +18,10 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +29,7 @@ import torch
 import kvstore
 from benchmarks.dataplane.daemon import daemon
 from benchmarks.dataplane.measure import in_turns
-from kvstore import BlockPut, Client, Tier
+from kvstore import BlockData, BlockPut, Client, Tier
 from model_adapter import records
 from model_adapter.cache import SequenceCache
 from model_adapter.make_checkpoint import write_checkpoint
@@ -43,19 +46,40 @@ _WIDTHS = ("head_dim", "qk_rope_head_dim", "index_n_heads", "index_head_dim", "i
 _CANDIDATES = ("candidate_topk_blocks", "candidate_block_size", "max_position_embeddings")
 
 
+class SimulatedLine:
+    """A client behind a line of so many bytes per second: reads sleep for what they bring."""
+
+    def __init__(self, client: Client, bytes_per_s: float) -> None:
+        self._client = client
+        self._bytes_per_s = bytes_per_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def read(self, *args: Any) -> list[BlockData]:
+        """As the client's, later."""
+        start = time.perf_counter()
+        blocks = self._client.read(*args)
+        size = sum(len(section) for block in blocks for section in block.sections)
+        time.sleep(max(0.0, size / self._bytes_per_s - (time.perf_counter() - start)))
+        return blocks
+
+
 @dataclass(slots=True)
 class Bench:
     """A model, its blocks in a store and in the process."""
 
     model: Model
-    client: Client
+    client: Client | SimulatedLine
     namespace: kvstore.Namespace
     ids: TokenIds
     blocks: list[list[records.Records]]
 
     def source(self, ahead: bool) -> StoreBlocks:
         """Of either kind."""
-        return StoreBlocks(self.client, self.namespace, read_ahead_bytes_min=0 if ahead else None)
+        return StoreBlocks(
+            cast(Client, self.client), self.namespace, read_ahead_bytes_min=0 if ahead else None
+        )
 
     def from_store(self, ahead: bool) -> tuple[float, float]:
         """Look up, read, compute. Seconds that reading beside took, and that were waited for it."""
@@ -145,6 +169,20 @@ def _benches(
         with kvstore.connect(f"{url}?data=grpc", deadline_s=60.0) as slow:
             yield "grpc", replace(bench, client=slow), False
         yield "ssd", bench, True
+        size = len(blocks) * namespace.layout.block_bytes
+        seconds = _seconds(lambda: bench.compute(bench.fresh()))
+        line = SimulatedLine(client, size / seconds)
+        yield "simulated line", replace(bench, client=line), False
+
+
+def _seconds(operation: Callable[[], None]) -> float:
+    """The least of three runs."""
+    runs = []
+    for _ in range(3):
+        start = time.perf_counter()
+        operation()
+        runs.append(time.perf_counter() - start)
+    return min(runs)
 
 
 def measure(bench: Bench, rounds: int, cold: bool) -> dict[str, Any]:
@@ -214,9 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print(what: str, result: dict[str, Any]) -> None:
     for name, t in result["seconds"].items():
-        print(f"  {what:5} {name:20} {t['p50_us'] / 1e3:9.1f} ms")
+        print(f"  {what:14} {name:20} {t['p50_us'] / 1e3:9.1f} ms")
     print(
-        f"  {what:5} beside ÷ before     {result['beside_to_before']:9.2f}; reading beside took "
+        f"  {what:14} beside ÷ before     {result['beside_to_before']:9.2f}; reading beside took "
         f"{result['reading_s_p50'] * 1e3:.1f} ms, of which {result['hidden_share']:.1%} hidden, "
         f"{result['waited_s_p50'] * 1e3:.1f} ms waited for",
         flush=True,

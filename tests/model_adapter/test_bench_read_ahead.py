@@ -11,7 +11,7 @@ def test_smoke(tmp_path, capsys):
     report = json.loads(target.read_text("utf-8"))
     assert (report["smoke"], report["tokens"]) == (True, bench_read_ahead.TOKENS_SMOKE)
     assert report["payload_bytes"] > 0
-    for kind in ("dram", "grpc", "ssd"):
+    for kind in ("dram", "grpc", "ssd", "simulated line"):
         result = report["results"][kind]
         assert result["beside_to_before"] > 0
         assert all(t["p50_us"] > 0 for t in result["seconds"].values())
