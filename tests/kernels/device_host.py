@@ -5,12 +5,15 @@ What runs is `kernels/csrc`, with the launches of `kernels.gpu.plan`; only the e
 shared memory begins as rubbish, so that a missing barrier or an unset byte shows.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import shutil
 import subprocess
+import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +48,12 @@ def has_compiler() -> bool:
 
 
 class Guarded:
-    """A 16-byte aligned array between guards that nobody may touch."""
+    """A 16-byte aligned array between guards that nobody may touch.
+
+    While there are some, kernels that are run by a plan or a table may touch nothing else.
+    """
+
+    alive: ClassVar = weakref.WeakSet()
 
     def __init__(self, shape, dtype, fill=0xA9):
         dtype = np.dtype(dtype)
@@ -55,6 +63,7 @@ class Guarded:
         self._inside = slice(start, start + self.nbytes)
         self._raw[self._inside] = fill
         self.array = self._raw[self._inside].view(dtype).reshape(shape)
+        Guarded.alive.add(self)
 
     @classmethod
     def of(cls, array):
@@ -84,17 +93,24 @@ class HostKernels:
     def _check_faults(self):
         assert self._library.take_faults() == 0, "an address that faults on a device"
 
+    @contextlib.contextmanager
+    def _guarded_only(self):
+        """Every address outside the guarded arrays is a fault."""
+        ranges = [(each.address, each.address + each.nbytes) for each in Guarded.alive]
+        flat = np.array(ranges, np.uint64)
+        self._library.allow(_pointer(flat.ctypes.data), ctypes.c_uint32(len(ranges)))
+        try:
+            yield
+        finally:
+            self._library.allow(None, ctypes.c_uint32(0))
+
     def convert(self, plan, source, target, order=0):
         """Addresses of a quantisation's or dequantisation's input and output."""
         if plan.rows == 0:
             return
-        self.run_convert(
-            plan.kernel,
-            plan.blocks,
-            plan.shared_bytes,
-            (source, target, plan.rows, plan.channels, plan.tile_rows),
-            order,
-        )
+        args = (source, target, plan.rows, plan.channels, plan.tile_rows)
+        with self._guarded_only():
+            self.run_convert(plan.kernel, plan.blocks, plan.shared_bytes, args, order)
 
     def run_convert(self, kernel, blocks, shared_bytes, args, order=0):
         source, target, rows, channels, tile_rows = args
@@ -112,7 +128,8 @@ class HostKernels:
 
     def move(self, kernel, table, split, tiles, order=0):
         moves = Guarded.of(np.asarray(table, MOVE_DTYPE))
-        self.run_move(kernel, (tiles, len(table)), (moves.address, split), order)
+        with self._guarded_only():
+            self.run_move(kernel, (tiles, len(table)), (moves.address, split), order)
 
     def run_move(self, kernel, grid, args, order=0):
         tiles, count = grid
@@ -128,7 +145,8 @@ class HostKernels:
 
     def checksum(self, table, digests, order=0):
         spans = Guarded.of(np.asarray(table, SPAN_DTYPE))
-        self.run_checksum(len(table), (spans.address, digests), order)
+        with self._guarded_only():
+            self.run_checksum(len(table), (spans.address, digests), order)
 
     def run_checksum(self, count, args, order=0):
         spans, digests = args

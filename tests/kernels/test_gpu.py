@@ -175,6 +175,12 @@ def test_a_captured_gather_is_replayed_with_new_tables(cp, seed):
             wanted = [xxhash.xxh3_128_digest(cp.asnumpy(run).tobytes()) for run in runs]
             got = cp.asnumpy(hashes.digests)
             assert [bytes(d) for d in got[: len(runs)]] == wanted
+        untouched = second.layers[1][2]
+        untouched[...] = 0
+        launches.load(second.moves[:1])
+        graph.launch(stream)
+        stream.synchronize()
+        assert not cp.asnumpy(untouched).any()
 
 
 def test_a_captured_conversion_is_replayed(cp, seed):
