@@ -85,18 +85,33 @@ class Daemon:
         self._stop.set()
 
     async def run(self, on_ready: Callable[[str], None] | None = None) -> None:
-        """Serve until `stop`. `on_ready` gets the URL once calls are answered.
+        """Open the store and serve until `stop`. `on_ready` gets the URL once calls are answered.
 
         Raises `ConfigError`, and what `Engine.open` raises.
         """
         text = self._config.model_dump_json()
         _log.info("kvstored %s, effective configuration: %s", _version(), text)
-        engine = await Engine.open(self._config)
+        engine = await self._open()
+        if engine is None:
+            _log.info("stopped while the store was opening")
+            return
         try:
             await self._serve(engine, on_ready)
         finally:
             await engine.close()
             _log.info("the store is closed")
+
+    async def _open(self) -> Engine | None:
+        """The store; None where `stop` comes first."""
+        opening = asyncio.create_task(Engine.open(self._config))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if opening.done():
+            return opening.result()
+        opening.cancel()
+        await asyncio.wait((opening,))
+        return None if opening.cancelled() else opening.result()
 
     async def _serve(self, engine: Engine, on_ready: Callable[[str], None] | None) -> None:
         registry = CollectorRegistry()

@@ -9,9 +9,11 @@ and the caller a miss.
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +55,15 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.hbm.opening import OpenedHbm, open_hbm
 from kvstore.tiers.ssd import SsdTier
 
-OpenLog = Callable[[Path, SsdConfig, Clock], tuple[LogTier, Recovered]]
+
+class OpenLog(Protocol):
+    """How the log is opened: see `SsdTier.open`."""
+
+    def __call__(
+        self, directory: Path, config: SsdConfig, clock: Clock, *, stop: threading.Event
+    ) -> tuple[LogTier, Recovered]: ...
+
+
 OpenDevices = Callable[[HbmConfig], OpenedHbm]
 _SECRET_BYTES = 32
 _log = logging.getLogger(__name__)
@@ -135,14 +145,16 @@ class Engine:
         # ids of an earlier run must mean nothing to this one
         first_id = secrets.randbits(40) << 20 | 1 if first_id is None else first_id
         log: tuple[LogTier, Recovered] | None = None
-        hbm = OpenedHbm(None, "")
+        hbm, stop = OpenedHbm(None, ""), threading.Event()
         try:
             hbm = await workers.run(Lane.DEVICE, partial(open_devices, config.hbm))
             _log.info("%s", hbm.note)
             if config.dir is not None and config.ssd is not None:
-                log = await workers.run(Lane.LOG, partial(open_log, config.dir, config.ssd, clock))
+                opening = partial(open_log, config.dir, config.ssd, clock, stop=stop)
+                log = await workers.run(Lane.LOG, opening)
             engine = cls(config, clock, workers, log, first_id, hbm)
         except BaseException:
+            stop.set()
             if hbm.tier is not None:
                 hbm.tier.close()
             if log is not None:

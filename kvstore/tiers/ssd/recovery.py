@@ -7,14 +7,21 @@ found (entries that point at nothing, files of another store, an index that can'
 damage, which costs the objects it hit and is noted.
 """
 
-from collections.abc import Iterator
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.errors import Unavailable
 from kvstore.tiers.base import Location, NamespaceRow, Recovered
 from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, encode_header
 from kvstore.tiers.ssd import entry
@@ -31,6 +38,9 @@ from kvstore.tiers.ssd.packed import check_stored
 from kvstore.tiers.ssd.segments import SEGMENT_HEADER_BYTES, FoundSegment, scan_frames
 
 _REBUILD_COMMIT_ENTRIES = 20_000
+_SEGMENTS_AHEAD = 3
+_TELL_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -67,16 +77,46 @@ class _Finds:
         self.puts.append((header.key, entry.encode_entry(header, checksum, row.number, location)))
 
 
+class _Progress:
+    """Says how far a rebuild is, now and then."""
+
+    def __init__(self, segments: int) -> None:
+        self._segments, self._done, self._frames = segments, 0, 0
+        self._told_s = time.monotonic()
+        _log.info("rebuilding the index from %d segments", segments)
+
+    def segment(self, frames: int) -> None:
+        """One more is done."""
+        self._done += 1
+        self._frames += frames
+        now_s = time.monotonic()
+        if self._done == self._segments or now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            _log.info(
+                "rebuilding the index: %d of %d segments, %d frames",
+                self._done,
+                self._segments,
+                self._frames,
+            )
+
+
 class Recovery:
-    """One run over a directory. Raises `OSError` and `StoreFormatError`."""
+    """One run over a directory. Raises `OSError`, `StoreFormatError`, and `Unavailable` once `stop`
+    is set: what is unfinished then is begun anew by the next start."""
 
     def __init__(
-        self, files: FileSystem, directory: Directory, open_index: IndexOpener, map_bytes: int
+        self,
+        files: FileSystem,
+        directory: Directory,
+        open_index: IndexOpener,
+        map_bytes: int,
+        stop: Event | None = None,
     ) -> None:
         self._files = files
         self._directory = directory
         self._open_index = open_index
         self._map_bytes = map_bytes
+        self._stop = stop or Event()
         self._segments: dict[int, FoundSegment] = {}
         self._unreadable: set[int] = set()
 
@@ -148,19 +188,39 @@ class Recovery:
         try:
             finds = _Finds({})
             end = Location(0, 0)
-            last = max(self._segments, default=0)
-            for number in sorted(self._segments):
+            progress = _Progress(len(self._segments))
+            for number, frames in self._scanned():
                 end = Location(number, SEGMENT_HEADER_BYTES)
-                for at, header in self._frames(number, SEGMENT_HEADER_BYTES, number == last):
+                for at, header in frames:
                     finds.add(header, Location(number, at))
                     end = Location(number, at + header.stored_length)
                     if len(finds.puts) >= _REBUILD_COMMIT_ENTRIES:
                         self._commit(index, finds, end)
+                progress.segment(len(frames))
             self._commit(index, finds, end)
         finally:
             index.close(clean=True)
         self._files.rename(path, self._directory.index_path)
         self._files.fsync_dir(self._directory.path)
+
+    def _scanned(self) -> Iterator[tuple[int, list[tuple[int, FrameHeader]]]]:
+        """Per segment, in order, its frames; a few are read ahead."""
+        last = max(self._segments, default=0)
+        ahead: deque[tuple[int, Callable[[], list[tuple[int, FrameHeader]]]]] = deque()
+        try:
+            for number in sorted(self._segments):
+                frames = self._frames(number, SEGMENT_HEADER_BYTES, number == last)
+                ahead.append((number, self._files.beside(partial(list, frames))))
+                if len(ahead) == _SEGMENTS_AHEAD:
+                    first, wait = ahead.popleft()
+                    yield first, wait()
+            while ahead:
+                first, wait = ahead.popleft()
+                yield first, wait()
+        finally:
+            for _, wait in ahead:
+                with suppress(Exception):
+                    wait()
 
     @staticmethod
     def _commit(index: Index, finds: _Finds, end: Location) -> None:
@@ -174,6 +234,8 @@ class Recovery:
         try:
             buffer = aligned_buffer(0)
             for at, header in scan_frames(self._files, handle, start, found.size):
+                if self._stop.is_set():
+                    raise Unavailable("the start was broken off; the next one begins anew")
                 length = header.stored_length
                 if at + length > found.size:
                     continue

@@ -29,6 +29,7 @@ System" (segments, compaction); Rebello et al., "Can Applications Recover from f
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import SsdConfig
@@ -83,8 +84,11 @@ class SsdTier:
         clock: Clock | None = None,
         files: FileSystem | None = None,
         open_index: IndexOpener = LmdbIndex,
+        stop: Event | None = None,
     ) -> tuple["SsdTier", Recovered]:
-        """Open or make the store in `directory`, repairing what a crash left.
+        """Open or make the store in `directory`, repairing what a crash left. Looking for every
+        frame where the index is lost takes its time; `stop`, set on another thread, ends it with
+        `Unavailable`.
 
         Raises `StoreLocked`, `StoreFormatError`, and `DiskError` where the directory can't be made,
         read or written. What had to be repaired is logged and in `Recovered.notes`.
@@ -97,7 +101,7 @@ class SsdTier:
             raise disk_error("opening the store in", directory, e) from e
         try:
             direct = config.direct_io == "auto" and files.direct_works(opened_dir.path)
-            recovery = Recovery(files, opened_dir, open_index, config.index_map_bytes_max)
+            recovery = Recovery(files, opened_dir, open_index, config.index_map_bytes_max, stop)
             opened = recovery.run(config.sync)
             try:
                 tier = cls(files, opened_dir, opened, config, clock, direct)
