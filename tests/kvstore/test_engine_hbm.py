@@ -239,7 +239,7 @@ async def test_a_slot_that_a_lease_was_told_of_stays_whatever_becomes_of_its_blo
 
 @engine_test
 async def test_a_device_that_hangs_costs_the_tier_and_nothing_else(tmp_path):
-    async with with_hbm(tmp_path, **{"hbm.copy_s_max": 0.2}) as (engine, (device,)):
+    async with with_hbm(tmp_path, **{"hbm.copy_s_max": 2.0}) as (engine, (device,)):
         ns = engine.open_namespace(NS)
         blocks, more = blocks_of(ns, range(4)), blocks_of(ns, [9] * 4)
         await put_and_promote(engine, ns, blocks)
@@ -272,6 +272,7 @@ async def test_hbm_alone_is_written_when_the_disk_is_back(tmp_path):
     async with with_hbm(tmp_path) as (engine, _):
         ns = engine.open_namespace(NS)
         blocks = blocks_of(ns, range(3))
+        await until(lambda: engine._core.lane.idle)
         engine._core.lane._retry_at_s = float("inf")  # the log does nothing
         await put_and_promote(engine, ns, blocks, Durability.ACCEPTED)
         r, row = engine._core.residency, engine._core.index.find(blocks[2].key)

@@ -220,8 +220,8 @@ class HbmAndDramAlone(WithHbm, TightStore):
 
 
 TestRoomyStoreWithHbm = RoomyStoreWithHbm.TestCase
-TestRoomyStoreWithHbm.settings = settings(max_examples=EXAMPLES // 3, stateful_step_count=50)
+TestRoomyStoreWithHbm.settings = settings(max_examples=EXAMPLES // 5, stateful_step_count=50)
 TestTightStoreWithHbm = TightStoreWithHbm.TestCase
-TestTightStoreWithHbm.settings = settings(max_examples=EXAMPLES // 3, stateful_step_count=60)
+TestTightStoreWithHbm.settings = settings(max_examples=EXAMPLES // 5, stateful_step_count=60)
 TestHbmAndDramAlone = HbmAndDramAlone.TestCase
-TestHbmAndDramAlone.settings = settings(max_examples=EXAMPLES // 3, stateful_step_count=60)
+TestHbmAndDramAlone.settings = settings(max_examples=EXAMPLES // 5, stateful_step_count=60)
