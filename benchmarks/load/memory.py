@@ -105,7 +105,7 @@ class MemoryCurve:
         axes.set_ylim(bottom=0)
         axes.set_title(title)
         axes.grid(alpha=0.3)
-        axes.legend(loc="upper left", fontsize="small", ncols=2)
+        axes.legend(loc="lower right", fontsize="small")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120, bbox_inches="tight")
         plt.close(figure)
