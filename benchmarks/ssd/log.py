@@ -12,6 +12,7 @@ from benchmarks.ssd.load import BATCH, Load, percentile_99
 from kvstore.config import SsdConfig
 from kvstore.testing.tiers_frames import DESCRIPTOR, NAMESPACE_ID, key_of, make_frame
 from kvstore.tiers.base import Location, ReadItem, WriteItem
+from kvstore.tiers.dram import DramTier
 from kvstore.tiers.frame import decode_header, seal_frame, verify_frame
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.files import aligned_buffer
@@ -38,7 +39,10 @@ class Log:
             items = self._items(0, min(BATCH, load.objects - len(self.places)))
             self._write(items)
             self.places += [(i.key, i.location) for i in items]
-        self._into = [aligned_buffer(load.stored * BATCH) for _ in range(load.clients)]
+        room = load.stored * BATCH
+        self._dram = DramTier(max(32 << 20, room * load.clients))
+        slots = [self._dram.alloc(room) for _ in range(load.clients)]
+        self._into = [self._dram.view(slot) for slot in slots if slot is not None]
         self._random = Random(0)
 
     def _fill_arena(self) -> None:
@@ -149,3 +153,4 @@ class Log:
     def close(self) -> None:
         """Let go of the directory."""
         self.tier.close()
+        self._dram.close()

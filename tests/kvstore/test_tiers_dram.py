@@ -1,13 +1,19 @@
 """The arena: the contract of slots, and what is particular to shared memory."""
 
+import ctypes
 import mmap
 import os
+import threading
+import time
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from kvstore.testing.tiers import SlotTierContract
 from kvstore.tiers.base import PAGE_BYTES
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.dram.huge_pages import HUGE_PAGE_BYTES, map_aligned
 
 
 class TestDramTier(SlotTierContract):
@@ -62,3 +68,60 @@ def test_the_integrity_check_finds_a_book_that_is_off() -> None:
     tier._extents._taken[1] = 2
     with pytest.raises(AssertionError):
         tier.check_integrity()
+
+
+def collapsed_bytes(tier: DramTier) -> int:
+    """Of the arena's mapping, under huge pages."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(tier.memory))
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(maxsplit=1)[0]
+        if "-" in first and ":" not in first:
+            start, end = (int(n, 16) for n in first.split("-"))
+            found = start <= address < end
+        elif found and first == "ShmemPmdMapped:":
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def can_collapse() -> bool:
+    """Whether this kernel makes huge pages of shared memory when asked to."""
+    fd = os.memfd_create("collapse")
+    memory = map_aligned(fd, 16 << 20)
+    memory[0] = 1
+    at = ctypes.c_char.from_buffer(memory)
+    pointer, length = ctypes.c_void_p(ctypes.addressof(at)), ctypes.c_size_t(HUGE_PAGE_BYTES)
+    worked = ctypes.CDLL(None).madvise(pointer, length, 25) == 0
+    del at
+    os.close(fd)
+    return worked
+
+
+def test_a_large_arena_gets_huge_pages_where_it_is_used_and_keeps_its_bytes() -> None:
+    if not can_collapse():
+        pytest.skip("this kernel has no MADV_COLLAPSE for shared memory")
+    tier = DramTier(64 << 20)
+    slot = tier.alloc(5 * HUGE_PAGE_BYTES)
+    assert slot is not None
+    view = tier.view(slot)
+    data = Random(0).randbytes(len(view))
+    view[:] = data
+    ends_s = time.monotonic() + 20.0
+    while collapsed_bytes(tier) < 4 * HUGE_PAGE_BYTES and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    assert 4 * HUGE_PAGE_BYTES <= collapsed_bytes(tier) <= 6 * HUGE_PAGE_BYTES
+    assert view == data
+    assert os.fstat(tier.fd).st_blocks * 512 <= 7 * HUGE_PAGE_BYTES
+    tier.close()
+
+
+def test_the_arena_s_memory_goes_with_it() -> None:
+    before = {t.name for t in threading.enumerate()}
+    for _ in range(3):
+        tier = DramTier(32 << 20)
+        assert tier.alloc(HUGE_PAGE_BYTES) is not None
+        tier.close()
+    ends_s = time.monotonic() + 20.0
+    while {t.name for t in threading.enumerate()} != before and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    assert {t.name for t in threading.enumerate()} == before

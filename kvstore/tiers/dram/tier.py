@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 from kvstore.tiers.base import PAGE_BYTES, Slot, StaleSlot
 from kvstore.tiers.dram.extents import ExtentAllocator
+from kvstore.tiers.dram.huge_pages import HugePages, map_aligned
 
 _GENERATION_BYTES = 8
 
 
 class DramTier:
     """`SlotTier` in memory. `budget_bytes` is rounded down to whole pages; the generation table
-    (8 B per page, 0.2 %) comes on top. Memory is taken from the system as slots are first written.
+    (8 B per page, 0.2 %) comes on top. Memory is taken from the system as slots are first written,
+    2 MiB at a time where the system has huge pages.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -31,8 +33,7 @@ class DramTier:
         size = pages * (PAGE_BYTES + _GENERATION_BYTES)
         self._fd = os.memfd_create("kvstore-dram", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self._fd, size)
-            arena = mmap.mmap(self._fd, size)
+            arena = map_aligned(self._fd, size)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 with suppress(OSError):  # a kernel without huge pages for shared memory
                     arena.madvise(mmap.MADV_HUGEPAGE)
@@ -40,7 +41,8 @@ class DramTier:
         except BaseException:
             os.close(self._fd)
             raise
-        self._generations = self._bytes[pages * PAGE_BYTES :].cast("Q")
+        self._generations = self._bytes[pages * PAGE_BYTES : size].cast("Q")
+        self._huge_pages = HugePages(self._bytes[: pages * PAGE_BYTES])
 
     @property
     def fd(self) -> int:
@@ -81,6 +83,7 @@ class DramTier:
         start = self._extents.alloc(pages)
         if start is None:
             return None
+        self._huge_pages.used(start * PAGE_BYTES, pages * PAGE_BYTES)
         return Slot(start, pages * PAGE_BYTES, self._generations[start])
 
     def slot_at(self, page: int) -> Slot:
@@ -117,6 +120,7 @@ class DramTier:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._huge_pages.close()
             self._generations.release()
             self._bytes = memoryview(b"")
             self._generations = memoryview(b"")
