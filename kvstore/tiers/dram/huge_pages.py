@@ -1,8 +1,8 @@
 """Huge pages under an arena, made behind its users' backs.
 
-A disk's read into 4 KiB pages costs a descriptor per page, and a device whose queue holds a few
-hundred of them has only a handful of block reads under way; into huge pages it has as many as it is
-given, and reads twice as fast where this was measured (docs/ssd.md). Systems rarely give huge pages
+A disk's read into 4 KiB pages costs a descriptor per page, and a device's queue may hold a few
+hundred of them, which is a handful of block reads. Into huge pages reads were twice as fast where
+this was measured (docs/ssd.md). Systems rarely give huge pages
 to shared memory by themselves (`shmem_enabled` is `never`), but collapse a range when asked to
 (`MADV_COLLAPSE`, Linux 6.1), whatever lies there and whoever uses it. A range whose pages a disk or
 a device has pinned just then stays as it is.
