@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from kvstore.eviction.base import ALONE, Rows, Surroundings
-from kvstore.eviction.queues import Names, Queue, QueuePolicy, Recency
+from kvstore.eviction.queues import Names, Queue, QueuePolicy
 
 
 class Arc(QueuePolicy):
@@ -17,7 +17,7 @@ class Arc(QueuePolicy):
 
     def __init__(self, surroundings: Surroundings = ALONE) -> None:
         super().__init__(surroundings)
-        self._t1, self._t2 = Queue(), Recency()
+        self._t1, self._t2 = Queue(), Queue()
         self._b1: Names = OrderedDict()
         self._b2: Names = OrderedDict()
         self._t1_target = 0.0
@@ -40,10 +40,12 @@ class Arc(QueuePolicy):
 
     def _hit(self, rows: Rows) -> None:
         t1, t2 = self._t1, self._t2
-        for row in rows[~t2.holds(rows)].tolist():
-            t1.remove(row)
-            t2.append(row)
-        t2.renew(rows)
+        for row in rows.tolist():
+            if row in t2:
+                t2.renew(row)
+            else:
+                t1.remove(row)
+                t2.append(row)
 
     def _leave(self, row: int, name: int | None) -> None:
         if row in self._t1:
@@ -63,10 +65,9 @@ class Arc(QueuePolicy):
 
     def _propose(self, may_go: Callable[[int], bool]) -> int | None:
         t1_first = len(self._t1) > self._t1_target or not self._t2
-        queues: list[Queue | Recency] = [self._t1, self._t2]
-        one, other = queues if t1_first else queues[::-1]
+        one, other = (self._t1, self._t2) if t1_first else (self._t2, self._t1)
         row = one.first(may_go)
         return other.first(may_go) if row is None else row
 
-    def _queues(self) -> Sequence[Queue | Recency]:
+    def _queues(self) -> Sequence[Queue]:
         return self._t1, self._t2

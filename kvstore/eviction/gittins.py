@@ -10,12 +10,12 @@ the cost grows by `cost_growth_per_block` only. What chains and sessions add to 
   of the logarithm of the times between requests for the deepest block known of the request's
   chain), whether the block itself is used much more often than that (a shared prompt), whether it
   is new, and what the client said when the last answer ended (`Outlook`). New blocks have the pace
-  of the chain that they continue: the tail of a brisk session is worth more than that of a slow
-  one, and a first request that nothing is known about is worth what such requests turned out to be.
-* Think times: the index first rises with age where a session's next request is due and falls once
-  it is overdue, which no order by recency can do. Where sessions together need more than the room,
-  those whose next request is soonest stay whole, instead of each losing its blocks shortly
-  before it needs them.
+  of the chain that they continue; a first request that nothing is known about is worth what such
+  requests turned out to be.
+* Think times: the index rises with age where a session's next request is due and falls once it is
+  overdue, which no order by recency can do. Where sessions together need more than the room, those
+  whose next request is soonest stay whole, instead of each losing its blocks shortly before it
+  needs them. Where the end of an answer is told, the wait is timed from it.
 * Branches left behind: where a chain that most requests for a block took goes on another way (the
   reasoning of an earlier turn was dropped, a history was summarised), the old branch is a class of
   its own and soon found to be dead.
@@ -29,12 +29,10 @@ overwrites an earlier one of the same cell. Only what has happened is used, neve
 
 Cost: blocks that came and were used together are one run (`runs`) with one set of books, so a
 request costs a few steps per run and only the table of names is touched per block. Worth changes
-with age, so the ends of chains are valued anew whenever an eighth as many rows as are in were asked
-for; the run before an end is offered when the end goes. That is a constant per access. Memory: 60
-bytes per row, 220 per run and 37 per remembered block.
+with age, so all ends of chains are valued anew now and then (`ends`): a constant per access.
+Memory: 60 bytes per row, 250 per run and 45 per remembered block.
 """
 
-import heapq
 import math
 from array import array
 from collections.abc import Callable, Sequence
@@ -45,34 +43,15 @@ import numpy.typing as npt
 
 from kvstore.block import Outlook
 from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
+from kvstore.eviction.block_classes import OUTLOOKS, class_of, groups, moved
+from kvstore.eviction.ends import Ends
 from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, Runs
 
-_PACES: Final = 14
-_PACE_GAIN: Final = 0.3
 _SHARED_FACTOR: Final = 0.5
 _SAME_REQUEST_S: Final = 1e-3
-_REVALUE_SHARE: Final = 8
 _USES_MAX: Final = 8
-_LOG_2: Final = math.log(2)
-_OUTLOOKS: Final = 2 * len(Outlook)
-
-
-def _groups() -> npt.NDArray[np.int64]:
-    """The group of every class: the same with the pace in steps of 8 instead of 2."""
-    rest, low = np.divmod(np.arange(4 * 2 * 2 * _PACES * _OUTLOOKS), _OUTLOOKS)
-    rest, pace = np.divmod(rest, _PACES)
-    coarse = np.where(pace == 0, 0, np.maximum(pace - 2, 1) // 3 + 1)
-    groups: npt.NDArray[np.int64] = (rest * (_PACES // 3 + 2) + coarse) * _OUTLOOKS + low
-    return groups
-
-
-def _class_of(uses: int, shared: bool, new: bool, pace: float) -> int:
-    """The class of blocks whose branch is not left and whose outlook is unknown."""
-    used = 0 if uses <= 1 else 1 if uses == 2 else 2 if uses <= 4 else 3
-    step = 0 if pace != pace else min(max(math.floor(pace / _LOG_2) + 2, 1), _PACES - 1)
-    return (((used * 2 + shared) * 2 + new) * _PACES + step) * _OUTLOOKS
 
 
 class _Piece(NamedTuple):
@@ -91,21 +70,19 @@ class Gittins(EvictionPolicy):
     ) -> None:
         super().__init__(surroundings)
         self._growth = cost_growth_per_block
-        self._times = ReuseTimes(_groups())
+        self._times = ReuseTimes(groups())
         self._gone = Remembered(surroundings.capacity_rows())
         self._runs = Runs()
+        self._ends = Ends(self._runs, self._times, cost_growth_per_block)
         self._names = np.zeros(0, np.uint64)
         self._rows = 0
         self._left, self._left_as = array("q"), array("q")
         self._cooled: dict[int, None] = {}
-        self._heap: list[tuple[float, int, int, int]] = []
-        self._asked_since = 0
         # the request that was foreseen last
         self._foreseen = False
         self._new: list[int] = []
         self._pieces: list[_Piece] = []
         self._entered = self._piece = 0
-        self._last_run = NONE
         self._came_s = 0.0
         self._path_gap = self._path_pace = math.nan
 
@@ -133,7 +110,6 @@ class Gittins(EvictionPolicy):
         new = rows[held:]
         self._new, self._pieces = new.tolist(), []
         self._entered = self._piece = 0
-        self._last_run = NONE
         if not len(new):
             return
         self._reserve(max(self._new) + 1)
@@ -159,7 +135,7 @@ class Gittins(EvictionPolicy):
     def _request(self, rows: int) -> None:
         self._times.request(rows)
         # what was refused counts too: the rows that are in grow older by it
-        self._asked_since += rows
+        self._ends.asked_since += rows
 
     def _pace(
         self, pasts: list[Record | None], above: int, now: float, goes_on: bool
@@ -176,12 +152,12 @@ class Gittins(EvictionPolicy):
                 return math.nan, math.nan
         else:
             return math.nan, math.nan
-        return gap, _moved(pace, gap)
+        return gap, moved(pace, gap)
 
     def _expect_piece(self, end: int, rows: int, past: Record | None) -> None:
         """New blocks up to the `end`-th have this past."""
         if past is None:
-            uses, kind = 1, _class_of(1, False, True, self._path_pace)
+            uses, kind = 1, class_of(1, False, True, self._path_pace)
         else:
             age = self._came_s - past.seen_s
             self._came_back(past, rows)
@@ -200,7 +176,7 @@ class Gittins(EvictionPolicy):
         beside the one that counts from the request."""
         now = self.surroundings.now_s()
         self._times.returned(past.kind, now - past.since_s, rows)
-        said = past.kind % _OUTLOOKS - past.kind % 2
+        said = past.kind % OUTLOOKS - past.kind % 2
         if said:
             self._times.returned(past.kind - said, now - past.seen_s, rows)
 
@@ -208,7 +184,7 @@ class Gittins(EvictionPolicy):
         """The class of blocks that are used now, after `age` seconds, by a session that came back
         after `gap`."""
         shared = age < _SHARED_FACTOR * gap
-        return _class_of(uses, shared, False, math.log(max(age, 0.0) + 0.5) if shared else pace)
+        return class_of(uses, shared, False, math.log(max(age, 0.0) + 0.5) if shared else pace)
 
     def _notes(self) -> Rows:
         """Per new block, the number of a record of what is known of it now."""
@@ -220,7 +196,7 @@ class Gittins(EvictionPolicy):
 
     def touch(self, rows: Chain) -> None:
         runs = self._runs
-        path = runs.path(_listed(rows))
+        path = runs.path(rows)
         if not path:
             return
         used = [run for run in path if not runs.new[run]]
@@ -230,7 +206,7 @@ class Gittins(EvictionPolicy):
         self._settle(path)
 
     def arrived(self, chain: Chain) -> None:
-        path = self._runs.path(_listed(chain))
+        path = self._runs.path(chain)
         if path:
             self._settle(path)
 
@@ -275,7 +251,7 @@ class Gittins(EvictionPolicy):
         gap, pace = self._path_gap, self._path_pace
         if math.isnan(gap):
             gap = now - runs.seen_s[used[-1]]
-            pace = _moved(runs.pace[used[-1]], gap)
+            pace = moved(runs.pace[used[-1]], gap)
         for run in used:
             n, age = len(runs.rows[run]), now - runs.seen_s[run]
             self._came_back(runs.record(run), n)
@@ -305,11 +281,11 @@ class Gittins(EvictionPolicy):
     def answered(self, chain: Chain, outlook: Outlook) -> None:
         super().answered(chain, outlook)
         runs = self._runs
-        path = runs.path(_listed(chain))
+        path = runs.path(chain)
         now = self.surroundings.now_s()
         for run in path:
             kind = runs.kind[run]
-            before, left = kind % _OUTLOOKS, kind % 2
+            before, left = kind % OUTLOOKS, kind % 2
             told = kind - before + 2 * int(outlook) + left
             if before > 1:
                 self._reclass(run, told)
@@ -348,7 +324,7 @@ class Gittins(EvictionPolicy):
 
     def _enter(self, rows: list[int], piece: _Piece) -> None:
         if rows:
-            self._last_run = self._runs.make(rows, self._arriving(piece.kind, piece.uses))
+            self._runs.make(rows, self._arriving(piece.kind, piece.uses))
             self._rows += len(rows)
 
     def _make_way(
@@ -361,13 +337,15 @@ class Gittins(EvictionPolicy):
         """Let up to so many rows go that are worth less than those of `piece`; how many went."""
         if self._cooled:
             row = self.victim(may_go)
-            if row is None or not (row in self._cooled or self._promise(piece) > self._heap[0][0]):
+            if row is None or not (
+                row in self._cooled or self._promise(piece) > self._ends.cheapest[0]
+            ):
                 return 0
             leave((row,))
             self.remove(row)
             return 1
         run = self._cheapest(may_go)
-        if run < 0 or self._promise(piece) <= self._heap[0][0]:
+        if run < 0 or self._promise(piece) <= self._ends.cheapest[0]:
             return 0
         mine, run_of = self._runs.rows[run], self._runs.run_of
         going = mine[: -rows - 1 : -1]
@@ -408,22 +386,18 @@ class Gittins(EvictionPolicy):
         self._rows += 1
 
     def _add_foreseen(self, row: int, at: int) -> None:
-        run = self._last_run
-        first = run < 0
+        runs, first = self._runs, not at
         while self._pieces[self._piece].end <= at:
             self._piece += 1
             first = True
-        # rows added before may have arrived, and their run been joined with another
-        if first or not self._ends_with(run, self._new[at - 1]):
-            self._enter([row], self._pieces[self._piece])
-        else:
-            self._runs.rows[run].append(row)
-            self._runs.run_of[row] = run
+        run = NONE if first else runs.run_of[self._new[at - 1]]
+        if run >= 0 and runs.new[run] and runs.rows[run][-1] == self._new[at - 1]:
+            runs.rows[run].append(row)
+            runs.run_of[row] = run
             self._rows += 1
+        else:
+            self._enter([row], self._pieces[self._piece])
         self._entered += 1
-
-    def _ends_with(self, run: int, row: int) -> bool:
-        return self._runs.run_of[row] == run and self._runs.rows[run][-1] == row
 
     def _meet(self, row: int) -> Record:
         """What is known of a row that nobody foresaw just now."""
@@ -434,7 +408,7 @@ class Gittins(EvictionPolicy):
         self._names[rows] = names
         number = int(self._gone.recall(names)[0])
         if number == UNKNOWN:
-            now, kind = self.surroundings.now_s(), _class_of(1, False, True, math.nan)
+            now, kind = self.surroundings.now_s(), class_of(1, False, True, math.nan)
             return Record(now, now, kind, math.nan, 1)
         return self._gone.record(number)
 
@@ -460,17 +434,12 @@ class Gittins(EvictionPolicy):
     # victims
 
     def _offer(self, run: int) -> None:
-        runs = self._runs
-        worth = self._times.worth(runs.kind[run], self.surroundings.now_s() - runs.since_s[run])
-        depth = runs.depth[run] + len(runs.rows[run])
-        worth *= 1 + self._growth * depth
-        runs.offered[run] = 1
-        heapq.heappush(self._heap, (worth, -depth, runs.stamp[run], run))
+        self._ends.offer(run, self.surroundings.now_s())
 
     def admits(self, row: int, victim: int) -> bool:
         if victim in self._cooled:
             return True
-        worth, _, _, run = self._heap[0]
+        worth, run = self._ends.cheapest
         assert self._runs.rows[run][-1] == victim, (
             "admission was asked about another row than the victim"
         )
@@ -497,62 +466,14 @@ class Gittins(EvictionPolicy):
 
     def _cheapest(self, may_go: Callable[[int], bool]) -> int:
         """The run whose last row is to go next, or NONE."""
-        found = NONE
-        if self._asked_since * _REVALUE_SHARE < self._rows:
-            found = self._next(may_go)
-        if found < 0 and self._rows:
-            self._value()
-            found = self._next(may_go)
-        return self._search(may_go) if found < 0 and self._rows else found
+        if not self._rows:
+            return NONE
+        now, cooled = self.surroundings.now_s(), self._cooled
 
-    def _next(self, may_go: Callable[[int], bool]) -> int:
-        heap, runs, cooled = self._heap, self._runs, self._cooled
-        while heap:
-            _, _, stamp, run = heap[0]
-            if runs.stamp[run] == stamp:
-                row = runs.rows[run][-1]
-                if row not in cooled and may_go(row):
-                    return run
-                runs.offered[run] = 0
-            heapq.heappop(heap)
-        return NONE
+        def goes(row: int) -> bool:
+            return row not in cooled and may_go(row)
 
-    def _value(self) -> None:
-        """Value the ends of all chains anew."""
-        self._asked_since = 0
-        runs = self._runs
-        stamp, after, new = (runs.column(name) for name in ("stamp", "after", "new"))
-        ends = np.flatnonzero((stamp != 0) & (after < 0) & (new == 0))
-        self._fill_heap(ends)
-
-    def _fill_heap(self, chosen: npt.NDArray[np.int64]) -> None:
-        runs = self._runs
-        depth = runs.column("depth")[chosen] + [len(runs.rows[run]) for run in chosen.tolist()]
-        ages = self.surroundings.now_s() - runs.column("since_s")[chosen]
-        worth = self._times.worths(runs.column("kind")[chosen], ages)
-        worth *= 1 + self._growth * depth
-        order = np.lexsort((-depth, worth))
-        offered = runs.column("offered")
-        offered[:] = 0
-        offered[chosen] = 1
-        columns = (worth, -depth, runs.column("stamp")[chosen], chosen)
-        self._heap = list(zip(*(column[order].tolist() for column in columns), strict=True))
-
-    def _search(self, may_go: Callable[[int], bool]) -> int:
-        """Ask about every row: where no end may go, some row inside may."""
-        self._fill_heap(np.flatnonzero(self._runs.column("stamp")))
-        runs = self._runs
-        for _, _, _, run in self._heap:
-            for row in reversed(runs.rows[run]):
-                if row not in self._cooled and may_go(row):
-                    found = runs.ending_at(row)
-                    self._heap = []
-                    runs.column("offered")[:] = 0
-                    self._offer(found)
-                    return found
-        self._heap = []
-        runs.column("offered")[:] = 0
-        return NONE
+        return self._ends.next(self._rows, now, goes)
 
     # the rest of the contract
 
@@ -560,7 +481,7 @@ class Gittins(EvictionPolicy):
         assert not self._rows, "loading needs an empty policy"
         self._reserve(int(coldest_first.max(initial=-1)) + 1)
         self._names[coldest_first] = self.surroundings.identity(coldest_first)
-        now, kind = self.surroundings.now_s(), _class_of(1, False, False, math.nan)
+        now, kind = self.surroundings.now_s(), class_of(1, False, False, math.nan)
         past = Record(now, now, kind, math.nan, 1)
         for row in coldest_first.tolist():
             self._runs.make([row], past)
@@ -577,14 +498,3 @@ class Gittins(EvictionPolicy):
         more = self._runs.reserve_rows(rows)
         if more:
             self._names = np.concatenate((self._names, np.zeros(more, np.uint64)))
-
-
-def _listed(rows: Chain) -> list[int]:
-    listed: list[int] = rows.tolist() if isinstance(rows, np.ndarray) else list(rows)
-    return listed
-
-
-def _moved(pace: float, gap_s: float) -> float:
-    """The moving mean of log(seconds + 0.5) after one more gap."""
-    now = math.log(max(gap_s, 0.0) + 0.5)
-    return now if math.isnan(pace) else pace + _PACE_GAIN * (now - pace)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
+from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Surroundings
 
 _BATCH_ROWS = 4096
 _FIRST_STAMP = 1 << 62
@@ -35,13 +35,6 @@ class LRU(EvictionPolicy):
 
     def __contains__(self, row: object) -> bool:
         return isinstance(row, int) and row < len(self._stamps) and bool(self._stamps[row])
-
-    def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of the rows are in."""
-        known = rows < len(self._stamps)
-        there = np.zeros(len(rows), np.bool_)
-        there[known] = self._stamps[rows[known]] != 0
-        return there
 
     def add(self, row: int) -> None:
         assert row not in self, f"row {row} was added twice"

@@ -1,5 +1,4 @@
-"""What the classic policies share: queues of rows, in insertion-ordered dictionaries (`Queue`) or,
-where every use moves rows, by time stamps (`Recency`).
+"""What the classic policies share: queues of rows in insertion-ordered dictionaries.
 
 The published algorithms know independent objects. Two additions make them fit chains and the
 contract, the same for all: rows enter their queue with their first touch, deepest first, so that of
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
-from kvstore.eviction.lru import LRU
 
 _OUT: Final = 0
 _FRESH: Final = 1
@@ -95,50 +93,6 @@ class Queue:
         return next((row for row in self._parked if may_go(row)), None)
 
 
-class Recency:
-    """The same as `Queue`, for many rows at a time."""
-
-    def __init__(self) -> None:
-        self._order = LRU()
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __contains__(self, row: int) -> bool:
-        return row in self._order
-
-    def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of the rows are in."""
-        return self._order.holds(rows)
-
-    def append(self, row: int) -> None:
-        """As the newest."""
-        self._order.add(row)
-
-    def remove(self, row: int) -> None:
-        """A row that is in."""
-        self._order.remove(row)
-
-    def renew(self, rows: Rows) -> None:
-        """Make those of the rows that are in the newest, the last given newest of all."""
-        self._order.touch(rows[::-1])
-
-    def pop_oldest(self) -> int:
-        """Take the oldest out."""
-        row = self._order.victim(lambda row: True)
-        assert row is not None, "there is no oldest of none"
-        self._order.remove(row)
-        return row
-
-    def unpark(self, row: int) -> None:
-        """Give a refused row its turn back; others are passed over."""
-        self._order.reconsider(row)
-
-    def first(self, may_go: Callable[[int], bool]) -> int | None:
-        """The oldest row that may go."""
-        return self._order.victim(may_go)
-
-
 class QueuePolicy(EvictionPolicy):
     """A subclass places rows (`_enter`), moves them when used (`_hit`), lets them go (`_leave`)
     and proposes victims (`_propose`)."""
@@ -170,7 +124,7 @@ class QueuePolicy(EvictionPolicy):
         """The next victim among the placed rows that `may_go` accepts."""
 
     @abstractmethod
-    def _queues(self) -> Sequence[Queue | Recency]:
+    def _queues(self) -> Sequence[Queue]:
         """Where placed rows are."""
 
     # what they share

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.eviction.base import Chain
 from kvstore.eviction.remembered import Record
 
 NONE: Final = -1
@@ -120,8 +121,8 @@ class Runs:
         """Append the rows of `tail` to `run`; `tail` is no more."""
         self._place(self.rows[tail], run)
         self.rows[run] += self.rows[tail]
-        self.after[run] = self.after[tail]
         self.rows[tail] = []
+        self.after[run] = self.after[tail]
         self.stamp[tail] = self.offered[tail] = 0
         self._free.append(tail)
 
@@ -131,9 +132,10 @@ class Runs:
         rows = self.rows[run]
         return run if rows[-1] == row else self.split(run, rows.index(row) + 1)
 
-    def path(self, rows: list[int]) -> list[int]:
+    def path(self, chain: Chain) -> list[int]:
         """The runs that hold exactly those of these rows that are in, in this order; splits those
         that hold others as well."""
+        rows: list[int] = chain.tolist() if isinstance(chain, np.ndarray) else list(chain)
         at, path, known = 0, [], len(self.run_of)
         while at < len(rows):
             run = self.run_of[rows[at]] if rows[at] < known else NONE
@@ -160,6 +162,7 @@ class Runs:
         assert placed == known, "rows and runs disagree"
         assert sum(len(self.rows[run]) for run in live) == len(placed), "a row is in two runs"
         assert all(self.rows[run] for run in live), "a run has no rows"
+        assert sorted([*live, *self._free]) == list(range(len(self.rows))), "a number was lost"
         assert len({self.stamp[run] for run in live}) == len(live), "two runs share a stamp"
 
     def _place(self, rows: list[int], run: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.eviction.base import ALONE, Chain, Rows, Surroundings
-from kvstore.eviction.queues import Queue, QueuePolicy, Recency
+from kvstore.eviction.queues import Queue, QueuePolicy
 
 _PROTECTED_SHARE = 0.8
 _DEPTH = 4
@@ -65,7 +65,7 @@ class WTinyLfu(QueuePolicy):
     def __init__(self, surroundings: Surroundings = ALONE, window: float = 0.01) -> None:
         super().__init__(surroundings)
         self._share = window
-        self._window, self._probation, self._protected = Queue(), Queue(), Recency()
+        self._window, self._probation, self._protected = Queue(), Queue(), Queue()
         self._loser: int | None = None
         self._foreseen = False
         self._sketch = _Sketch(surroundings.capacity_rows())
@@ -104,13 +104,14 @@ class WTinyLfu(QueuePolicy):
 
     def _hit(self, rows: Rows) -> None:
         window, probation, protected = self._window, self._probation, self._protected
-        for row in rows[~protected.holds(rows)].tolist():
-            if row in window:
+        for row in rows.tolist():
+            if row in protected:
+                protected.renew(row)
+            elif row in window:
                 window.renew(row)
             else:
                 probation.remove(row)
                 protected.append(row)
-        protected.renew(rows)
         main = max(1, self._capacity - self._window_rows())
         while len(protected) > _PROTECTED_SHARE * main:
             probation.append(protected.pop_oldest())
@@ -152,5 +153,5 @@ class WTinyLfu(QueuePolicy):
         row = self._probation.first(may_go)
         return self._protected.first(may_go) if row is None else row
 
-    def _queues(self) -> Sequence[Queue | Recency]:
+    def _queues(self) -> Sequence[Queue]:
         return self._window, self._probation, self._protected

@@ -130,6 +130,15 @@ def test_better_guesses_hit_more(tmp_path):
     assert rates["1.0"] > rates["0.0"]
 
 
+def test_costs_of_every_policy(tmp_path):
+    path = tmp_path / "policies.json"
+    chosen = ["--only", "mooncake-conversation", "--json", str(path)]
+    assert bench_policies.main(["--smoke", "--costs", *chosen]) == 0
+    costs = json.loads(path.read_text())["traces"]["mooncake-conversation"]["us_per_access"]
+    assert costs.keys() == {*bench_policies.CLASSICS, "gittins", "optimum"}
+    assert min(costs.values()) > 0
+
+
 def test_the_table_needs_traces(capsys):
     assert bench_policies.main([]) == 2
     assert "--traces" in capsys.readouterr().err

@@ -131,6 +131,7 @@ def test_runs_split_where_chains_part_and_join_again():
     top, tail = runs.run_of[0], runs.run_of[5]
     assert (runs.after[top], runs.above[tail]) == (tail, 2)
     assert (runs.rows[top], runs.rows[tail]) == ([0, 1, 2], [3, 4, 5])
+    assert (runs.depth[top], runs.depth[tail]) == (0, 3)
     policy.check_integrity()
 
 
@@ -149,6 +150,24 @@ def test_foreseen_rows_may_arrive_in_several_pieces():
     for row in (4, 3, 2, 1, 0):
         policy.remove(row)
         policy.check_integrity()
+
+
+@pytest.mark.parametrize("between", ["arrived", "touch"])
+def test_foreseen_rows_may_come_in_pieces(between):
+    policy = Gittins(Surroundings(now_s=lambda: 0.0))
+    policy.foresee(range(6), 0)
+    for n in range(6):
+        if n == 3:
+            policy.continued(range(6), 3)
+        policy.add(n)
+        getattr(policy, between)(list(range(n + 1)))
+        policy.check_integrity()
+    assert [policy._runs.run_of[row] >= 0 for row in range(6)] == [True] * 6
+    order = []
+    while (row := policy.victim(lambda row: True)) is not None:
+        policy.remove(row)
+        order.append(row)
+    assert order == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_run_that_ends_tells_what_it_continued():
@@ -189,9 +208,10 @@ def test_the_wait_for_the_next_request_is_timed_from_the_end_of_the_answer():
     now[0] += 20.0
     for row in (1, 2):
         request(row)
-    for row in (1, 2):
+    # in the other order than they were used
+    for row in (2, 1):
         policy.answered([row], Outlook.TOOL_CALL)
         now[0] += 15.0
     request(0)
     now[0] += 1.0
-    assert policy.victim(lambda row: row != 0) == 1
+    assert policy.victim(lambda row: row != 0) == 2
