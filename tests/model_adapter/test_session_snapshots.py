@@ -242,7 +242,7 @@ def test_blocks_that_go_between_lookup_and_reading_leave_a_replay(client, monkey
     assert evicted == [1]
 
 
-@pytest.mark.parametrize("damage", ["gone", "truncated", "flipped", "foreign", "empty"])
+@pytest.mark.parametrize("damage", ["gone", "truncated", "flipped", "foreign"])
 def test_a_payload_that_is_gone_or_wrong_leaves_a_replay(client, monkeypatch, caplog, damage):
     ids = warmed(client)
     get = client.get_window
@@ -257,7 +257,7 @@ def test_a_payload_that_is_gone_or_wrong_leaves_a_replay(client, monkeypatch, ca
             cache = tiny.model().new_cache()
             tiny.model().prefill(cache, ids[:100])
             return bytes(cache.to_snapshot(BLOCK_TOKENS, tiny.session(client)._way.computed))
-        return bytes(payload[: {"truncated": -1, "flipped": None, "empty": 0}[damage]])
+        return bytes(payload[:-1] if damage == "truncated" else payload)
 
     monkeypatch.setattr(client, "get_window", get_damaged)
     gone = damage == "gone"
