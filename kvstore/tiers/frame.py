@@ -299,6 +299,8 @@ def _is_sound(view: memoryview, identity: bytes) -> bool:
     start, offsets = _start(lengths)
     if fixed[: len(start)] != start or flat[::3] != offsets:
         return False
+    if len(view) < int.from_bytes(fixed[16:20], "little"):
+        return False
     return all(
         digest(view[offset : offset + length]) == checksum
         for offset, length, checksum in zip(offsets, lengths, flat[2::3], strict=True)

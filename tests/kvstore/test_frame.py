@@ -156,3 +156,19 @@ def test_random_bytes_are_never_a_frame_and_never_crash() -> None:
         junk[at : at + 8] = random.randbytes(8)
         del junk[random.randrange(len(junk)) :]
         assert verify_frame(junk) is not None
+
+
+def test_the_quick_check_under_a_name_finds_every_flipped_bit_too() -> None:
+    """Named frames are verified on a shorter way, which must see all that the long one sees."""
+    frame = make_frame(key_of(1), LENGTHS)
+    end = header_bytes(3) + sum(LENGTHS)
+    random = Random(1)
+    for at in range(end):
+        bit = 1 << random.randrange(8)
+        frame[at] ^= bit
+        named = verify_frame(frame, key_of(1), NAMESPACE_ID)
+        assert named is not None, f"bit {bit} of byte {at}"
+        assert type(named) is type(verify_frame(frame))
+        frame[at] ^= bit
+    assert verify_frame(frame, key_of(1), NAMESPACE_ID) is None
+    assert verify_frame(frame[:-1], key_of(1), NAMESPACE_ID) is not None
