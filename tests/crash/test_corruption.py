@@ -157,6 +157,7 @@ def test_damage_never_yields_a_wrong_byte(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_much_damage_never_yields_a_wrong_byte(sound: tuple[Path, Frames], tmp_path: Path) -> None:
     for seed in ROUNDS_LONG:
         damage_and_check(sound, tmp_path / str(seed), seed, "any")

@@ -23,7 +23,13 @@ import numpy.typing as npt
 
 from kvstore.errors import Unavailable
 from kvstore.tiers.base import Location, NamespaceRow, Recovered
-from kvstore.tiers.frame import CHECKSUM_BYTES, Codec, FrameHeader, encode_header
+from kvstore.tiers.frame import (
+    CHECKSUM_BYTES,
+    Codec,
+    FrameHeader,
+    UnknownFrameVersion,
+    encode_header,
+)
 from kvstore.tiers.ssd import entry
 from kvstore.tiers.ssd.directory import Directory
 from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
@@ -233,7 +239,9 @@ class Recovery:
         handle = self._files.open(found.path)
         try:
             buffer = aligned_buffer(0)
-            for at, header in scan_frames(self._files, handle, start, found.size):
+            for at, header in scan_frames(
+                self._files, handle, start, found.size, partial(self._unknown, found)
+            ):
                 if self._stop.is_set():
                     raise Unavailable("the start was broken off; the next one begins anew")
                 length = header.stored_length
@@ -251,6 +259,15 @@ class Recovery:
             self._note(f"{found.path} can't be read to its end and is left as it is: {e}")
         finally:
             self._files.close(handle)
+
+    def _unknown(self, found: FoundSegment, at: int, why: UnknownFrameVersion) -> None:
+        """Another release's frame, perhaps: the segment stays as it is."""
+        if found.number not in self._unreadable:
+            self._unreadable.add(found.number)
+            self._note(
+                f"{found.path} has a frame at {at} that this program does not know ({why}); it is "
+                "left as it is: open the store with the release that wrote it"
+            )
 
     # Index against segments
 

@@ -9,7 +9,7 @@ import re
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import xxhash
 
 from kvstore.errors import StoreFormatError
 from kvstore.tiers.base import PAGE_BYTES
-from kvstore.tiers.frame import FRAME_MAGIC, FrameError, FrameHeader
+from kvstore.tiers.frame import FRAME_MAGIC, FrameError, FrameHeader, UnknownFrameVersion
 from kvstore.tiers.ssd.files import FileSystem, aligned_buffer
 from kvstore.tiers.ssd.packed import decode_any
 
@@ -110,13 +110,18 @@ def _read_header(files: FileSystem, handle: int) -> tuple[int, bytes] | None:
 
 
 def scan_frames(
-    files: FileSystem, handle: int, start: int, size: int
+    files: FileSystem,
+    handle: int,
+    start: int,
+    size: int,
+    unknown: Callable[[int, UnknownFrameVersion], None],
 ) -> Iterator[tuple[int, FrameHeader]]:
     """Offset and header of every frame whose header is whole, from `start` to `size`.
 
     Only headers are looked at; what can't be read raises `OSError`. Where a frame's header is
     whole, the next is sought behind that frame, never inside it, so that bytes a client stored
-    can't pose as a frame.
+    can't pose as a frame. `unknown` is told of frames (or of what looks like them, inside a frame
+    that lost its header) of a version that this program does not know.
     """
     page, window = aligned_buffer(PAGE_BYTES), aligned_buffer(_WINDOW_BYTES)
     at = start
@@ -125,7 +130,9 @@ def scan_frames(
             return
         try:
             header = decode_any(page)
-        except FrameError:
+        except FrameError as e:
+            if isinstance(e, UnknownFrameVersion):
+                unknown(at, e)
             at = _next_magic(files, handle, at + PAGE_BYTES, size, window)
             continue
         yield at, header
