@@ -149,7 +149,7 @@ class EvictionConfig(_Settings):
     """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`.
     `dram_policy`, `ssd_policy`: another one for that tier."""
 
-    policy: PolicyName = "lru"
+    policy: PolicyName = "gittins"
     dram_policy: PolicyName | None = None
     ssd_policy: PolicyName | None = None
 

@@ -49,6 +49,7 @@ from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, Runs
 
+_LOADED_ROWS: Final = 64
 _SHARED_FACTOR: Final = 0.5
 _SAME_REQUEST_S: Final = 1e-3
 _USES_MAX: Final = 8
@@ -483,8 +484,11 @@ class Gittins(EvictionPolicy):
         self._names[coldest_first] = self.surroundings.identity(coldest_first)
         now, kind = self.surroundings.now_s(), class_of(1, False, False, math.nan)
         past = Record(now, now, kind, math.nan, 1)
-        for row in coldest_first.tolist():
-            self._runs.make([row], past)
+        order = coldest_first[::-1].tolist()
+        # pieces of the order as runs; the coldest is the deepest, as if all were one chain
+        for start in range((len(order) - 1) // _LOADED_ROWS * _LOADED_ROWS, -1, -_LOADED_ROWS):
+            run = self._runs.make(order[start : start + _LOADED_ROWS], past)
+            self._runs.depth[run] = start
         self._runs.column("new")[:] = 0
         self._rows = len(coldest_first)
 

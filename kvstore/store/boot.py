@@ -27,6 +27,9 @@ def load(core: Core, recovered: Recovered, secret: bytes) -> None:
     """Fill an empty core. What can't be a block of its namespace or contradicts its chain is taken
     out of the log, counted as corrupt and logged.
 
+    The policy of the SSD gets the blocks in the order of their ages, which the index keeps. What it
+    had learnt beyond that (how often and at what pace each was used) starts anew.
+
     Rows come in the order of the log, which is that of writing, so that a chain's rows and keys lie
     close together in memory: looking one up is several times faster then.
     """
@@ -46,7 +49,12 @@ def load(core: Core, recovered: Recovered, secret: bytes) -> None:
         created_wall_s=recovered.created_wall_s[chosen],
     )
     contradicting = core.index.load(rows, Tier.SSD)
-    core.residency.ssd_policy.load(coldest_first(core.index))
+    order = coldest_first(core.index)
+    core.residency.ssd_policy.load(order)
+    if len(order):
+        _log.info(
+            "%d blocks stand in the order of their ages; their uses are forgotten", len(order)
+        )
     _discard(core, recovered, np.flatnonzero(~good))
     _discard(core, recovered, chosen[contradicting])
 
