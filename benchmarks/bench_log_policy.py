@@ -66,7 +66,7 @@ def config_of(directory: Path, policy: str, ssd_blocks: int, dram_blocks: int) -
     # beside the frames: a segment for compaction, and what the index may take
     frames = ssd_blocks * FRAME_BYTES * (SEGMENT_FRAMES + 1) // SEGMENT_FRAMES
     ssd = {
-        "budget_bytes": max(3 * segment_bytes, frames + segment_bytes + INDEX_BYTES),
+        "budget_bytes": max(1 << 20, frames + segment_bytes + INDEX_BYTES),
         "segment_bytes": segment_bytes,
         "free_floor_bytes": 0,
         "sync": False,
