@@ -70,8 +70,6 @@ class StoreBlocks:
         try:
             handle = self._open()
             keys = handle.block_keys(token_ids, images)
-            if not keys:
-                return Found()
             match = self._client.match(handle, keys)
             snapshot = None
             ref = handle.longest_snapshot(match, token_ids, images)

@@ -56,6 +56,15 @@ def uninterrupted(turns, model: Model, rows=None, mode="bounded", answers=TOKENS
     return cache, said
 
 
+def test_turns_shorter_than_a_block_go_on_where_they_stopped(client):
+    ids = tiny.prompt(9).tolist()
+    first = watched(client).generate(ids, TOKENS)
+    again = watched(client).generate([*ids, *first.token_ids, 20, 21], TOKENS)
+    assert len(ids) + TOKENS + 2 < BLOCK_TOKENS
+    assert again.report.outcome is PrefixOutcome.HIT
+    assert again.report.hit_tokens == len(ids) + TOKENS - 1
+
+
 def conversation(lengths) -> list[list[int]]:
     return [tiny.prompt(n, seed=40 + i).tolist() for i, n in enumerate(lengths)]
 
