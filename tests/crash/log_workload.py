@@ -147,7 +147,8 @@ class Workload:
         if what == "tear":
             self.disk.tear_next = self.random.randrange(sum(len(i.frame) for i in items))
         else:
-            self.disk.before = fail_next(what, errno.EIO)
+            # twice: a commit that was outstanding may be the first to fail, and is made good unseen
+            self.disk.before = fail_next(what, errno.EIO, times=2)
         # a batch that only adds is durable, and acknowledged, before its commit
         removes = [key_of("unknown")] if what == "commit" else []
         try:
