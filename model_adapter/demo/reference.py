@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from kvstore import ImageSpan, Layout, block_keys
+from kvstore import ImageSpan, Layout, Outlook, block_keys
 from model_adapter.cache import SequenceCache
 from model_adapter.session import (
     BlockSource,
@@ -80,6 +80,15 @@ class ProcessBlocks:
                 stored += 1
         return Stored(stored, full - first - stored, 0, stored * self.layout.block_bytes)
 
+    def answered(
+        self,
+        token_ids: TokenIds,
+        outlook: Outlook,
+        lasting_tokens: int | None,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
+        """Nothing leaves here."""
+
     def load_snapshot(self, snapshot: FoundSnapshot) -> LoadedSnapshot:
         """Raises `KeyError` where the store had what was never computed here."""
         return LoadedSnapshot(self._snapshots[snapshot.key])
@@ -129,6 +138,16 @@ class WatchedBlocks:
     ) -> Stored:
         """Pass on."""
         return self._source.store(token_ids, first, cache, images)
+
+    def answered(
+        self,
+        token_ids: TokenIds,
+        outlook: Outlook,
+        lasting_tokens: int | None,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
+        """Pass on."""
+        self._source.answered(token_ids, outlook, lasting_tokens, images)
 
     def load_snapshot(self, snapshot: FoundSnapshot) -> LoadedSnapshot:
         """Pass on, then look at it."""

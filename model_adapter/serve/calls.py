@@ -100,6 +100,7 @@ class CallMaker:
             id=f"{kind}-{uuid4().hex}",
             token_ids=prompt.token_ids,
             images=prompt.images,
+            stable_tokens=prompt.stable_tokens,
             max_tokens=max_tokens,
             choice=self._served.choose(parsed.temperature, parsed.top_p, parsed.seed),
             stops=parsed.stop_strings,

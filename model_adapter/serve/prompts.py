@@ -1,7 +1,7 @@
 """From the parameters of a request to the tokens and images that the model reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,12 @@ _SCHEMES = ("http:", "https:", "file:", "ftp:")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`token_ids`: int64 `[S]`, the spans of `images` included."""
+    """`token_ids`: int64 `[S]`, the spans of `images` included. `stable_tokens`: how many of them
+    stand in front of whatever a person says next; None where that is not known."""
 
     token_ids: npt.NDArray[np.int64]
     images: Sequence[ImagePatches] = ()
+    stable_tokens: int | None = None
 
 
 class PromptMaker:
@@ -60,8 +62,9 @@ class PromptMaker:
         options = ChatOptions(thinking=body.is_thinking, reasoning_effort=body.effort)
         rendered = render_chat(body.messages, options, body.tools, body.response_format)
         images = self._images(rendered.images)
-        if self._config.image_token is None:
-            return Prompt(np.array(self._encode(rendered.text), dtype=np.int64))
+        if not images:
+            stable = len(self._encode(rendered.text[: rendered.stable_chars]))
+            return replace(self._placed(self._encode(rendered.text)), stable_tokens=stable)
         placed = encode_with_images(rendered.text, images, self._encode, self._config.image_token)
         return Prompt(placed.token_ids, images)
 

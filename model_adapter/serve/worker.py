@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from model_adapter.chat.tokens import THINK_CLOSE
+from kvstore import Outlook
+from model_adapter.chat.tokens import CALLS_OPEN, THINK_CLOSE
 from model_adapter.serve.errors import SERVER, ApiError
 from model_adapter.serve.sampling import Choice
 from model_adapter.serve.text import AnswerText
 from model_adapter.session import CachedSession, RequestReport
+from model_adapter.tokenizer import decode_answer
 from model_adapter.vision import ImagePatches
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the model is to do. `token_ids`: the prompt. `choice`: how tokens are chosen."""
+    """What the model is to do. `token_ids`: the prompt. `choice`: how tokens are chosen.
+    `stable_tokens`: of a conversation, see `Prompt`; None tells the store nothing."""
 
     id: str
     token_ids: npt.NDArray[np.integer]
@@ -39,6 +42,7 @@ class Task:
     choice: Choice
     stops: Sequence[str] = ()
     stop_ids: Collection[int] = ()
+    stable_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,8 @@ class Job:
         reason = "stop" if ended or text.stopped else "length"
         _log(task, reason, answer.report, self._left.is_set())
         self._emit(Finished(reason, answer.report, answer.token_ids))
+        if reason == "stop" and task.stable_tokens is not None:
+            _tell(session, tokenizer, task, answer.token_ids)
 
     def _emit(self, event: str | Finished | Exception) -> None:
         if not self._left.is_set():
@@ -205,6 +211,19 @@ def reasoning_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
     included."""
     close = tokenizer.token_to_id(THINK_CLOSE)
     return token_ids.index(close) + 1 if close in token_ids else len(token_ids)
+
+
+def _tell(session: CachedSession, tokenizer: Tokenizer, task: Task, answer: Sequence[int]) -> None:
+    """Tell the store what follows. A call's result comes behind all of the prompt and the answer;
+    what a person says next, behind what the chat format keeps of them."""
+    calls = CALLS_OPEN in decode_answer(tokenizer, list(answer))
+    stable = task.stable_tokens or 0
+    session.answered(
+        [*task.token_ids.tolist(), *answer],
+        Outlook.TOOL_CALL if calls else Outlook.USER_TURN,
+        None if calls or stable >= len(task.token_ids) else stable,
+        task.images,
+    )
 
 
 def _log(task: Task, reason: str, report: RequestReport, left: bool) -> None:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import Client, Namespace
+from kvstore import Client, Namespace, Outlook
 from model_adapter.dspark import SequenceDrafts
 from model_adapter.errors import InputError
 from model_adapter.generate import greedy
@@ -82,6 +82,23 @@ class CachedSession:
         except Stopped:
             return Generation([], request.report())
         return request.answer(logits, max_tokens, stop_ids, on_token, decode)
+
+    def answered(
+        self,
+        token_ids: Collection[int] | npt.NDArray[np.integer],
+        outlook: Outlook,
+        lasting_tokens: int | None = None,
+        images: Sequence[ImagePatches] = (),
+    ) -> None:
+        """Tell the source what is known of the next request; see `BlockSource.answered`.
+
+        `token_ids`: a prompt and its answer. `images`: those of the prompt.
+        """
+        if self.source is None:
+            return
+        ids = np.asarray(token_ids, dtype=np.uint32)
+        spans = [placed.span for placed in self._placed(ids, images)]
+        self.source.answered(ids, outlook, lasting_tokens, spans)
 
     def request(
         self,

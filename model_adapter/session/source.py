@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import ImageSpan, Layout, Tier
+from kvstore import ImageSpan, Layout, Outlook, Tier
 from model_adapter.cache import SequenceCache
 from model_adapter.session.read_ahead import ReadAhead
 
@@ -130,6 +130,20 @@ class BlockSource(Protocol):
         """Keep a snapshot of the position behind `token_ids`, whose full blocks were stored.
 
         `images`: those among the tokens.
+        """
+        ...
+
+    def answered(
+        self,
+        token_ids: TokenIds,
+        outlook: Outlook,
+        lasting_tokens: int | None,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
+        """What is known of the request after the one that left `token_ids`, answer included.
+
+        `lasting_tokens`: how many of them it can begin with at most, if that is known. A hint: that
+        it could not be told is logged, and no more.
         """
         ...
 

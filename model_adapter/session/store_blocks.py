@@ -13,6 +13,7 @@ from kvstore import (
     Namespace,
     NamespaceHandle,
     Outcome,
+    Outlook,
     PutOutcome,
     Tier,
 )
@@ -161,6 +162,24 @@ class StoreBlocks:
         except KVStoreError as e:
             return Stored(error=self._lost("storing a window snapshot", e))
         return Stored(refused_snapshots=1) if outcome in _REFUSED else Stored(snapshots=1)
+
+    def answered(
+        self,
+        token_ids: TokenIds,
+        outlook: Outlook,
+        lasting_tokens: int | None,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
+        """Tell the store which of the full blocks may be asked for again, and how soon."""
+        try:
+            handle = self._open()
+            keys = handle.block_keys(token_ids, images)
+            step = self.layout.block_tokens
+            lasting = None if lasting_tokens is None else min(lasting_tokens // step, len(keys))
+            if keys:
+                self._client.answered(handle, keys, outlook, lasting)
+        except KVStoreError as e:
+            self._lost("telling how an answer ended", e)
 
     def store(
         self,
