@@ -23,6 +23,8 @@ FRAME = 4096
 async def with_hbm(directory, blocks=16, devices=1, **settings):
     made = [SimulatedDevice(i) for i in range(devices)]
     given = {"hbm.device": "simulated", "hbm.budget_bytes": blocks * FRAME // devices}
+    # which block is cold is what these tests say
+    given["eviction.policy"] = "lru"
     config = engine_config(directory, **{**given, **settings})
     find = partial(open_hbm, find=lambda _: made)
     async with opened(config, open_devices=find) as engine:

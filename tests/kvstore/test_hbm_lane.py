@@ -18,6 +18,8 @@ NAMESPACE = tiny_namespace()
 class Store(HandDrivenStore):
     def __init__(self, blocks=16, ssd=True, **settings):
         sizes = {"hbm.device": "simulated", "hbm.budget_bytes": blocks * FRAME}
+        # which block is cold is what these tests say
+        settings = {"eviction.policy": "lru", **settings}
         super().__init__(store_config(ssd=ssd, **sizes, **settings))
         self.ns = self.core.open_namespace(NAMESPACE)
 

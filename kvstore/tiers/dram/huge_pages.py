@@ -14,6 +14,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from queue import SimpleQueue
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -67,6 +68,8 @@ class HugePages:
             arguments = (self._queue, self._memory)
             name = "kvstore-huge-pages"
             threading.Thread(target=_collapse, args=arguments, name=name, daemon=True).start()
+            # an arena that nobody closes takes its thread along
+            weakref.finalize(self, self._queue.put, None)
         return self._queue
 
     def close(self) -> None:
