@@ -51,6 +51,10 @@ def store_config(ssd: bool = True, **settings) -> StoreConfig:
     return build_config(StoreConfig, given, settings)
 
 
+ROOM_TURNS_MAX = 200
+"""Turns of the log that one put waits for."""
+
+
 class HandDrivenStore:
     """A core with its tiers on a simulated disk."""
 
@@ -114,9 +118,12 @@ class HandDrivenStore:
         reservations = self.core.reservations
         reservations.check(namespace_id, blocks)
         draft = reservations.begin(namespace_id, [key for key, _ in blocks], set())
+        # as the engine's wait for room, which ends however busy the log is
+        turns = ROOM_TURNS_MAX
         for _, parent in blocks:
             while not reservations.reserve_next(draft, parent, self.clock.wall_s()):
-                if not self._room_comes():
+                turns -= 1
+                if turns < 0 or not self._room_comes():
                     reservations.refuse_next(draft)
                     break
         reservation_id, _ = reservations.grant(draft, self.now, ttl_s)
