@@ -100,6 +100,7 @@ class LogLane:
         self._job: LogJob | None = None
         self._unsure: set[bytes] = set()
         self._given_up = False
+        self._append_failed = False
         self._backoff_s = 0.0
         self._retry_at_s = self._room_at_s = 0.0
 
@@ -277,7 +278,9 @@ class LogLane:
         self._job = None
         if result.failure is None:
             self._settle(job, result)
-            self._recovered()
+            # deleting what a failed append left may work where appending fails again
+            if job.appends or not (self._append_failed and self._residency.dirty):
+                self._recovered()
             self._given_up &= not job.refresh
         else:
             self._undo(job)
@@ -315,6 +318,7 @@ class LogLane:
         if len(self._unsure) + len(r.removes) < _UNSURE_KEYS_MAX:
             self._unsure.update(item.key for item in job.appends if item.source is None)
         self._given_up |= bool(job.appends)
+        self._append_failed |= bool(job.appends)
         self._new_namespaces = {**job.namespaces, **self._new_namespaces}
 
     def _degrade(self, error: DiskError, now_s: float) -> None:
@@ -369,6 +373,7 @@ class LogLane:
 
     def _recovered(self) -> None:
         self._backoff_s = self._retry_at_s = 0.0
+        self._append_failed = False
         if self.degraded:
             _log.info("ssd accepts again")
             self._residency.log_degraded = False

@@ -52,7 +52,7 @@ def store_config(ssd: bool = True, **settings) -> StoreConfig:
 
 
 ROOM_TURNS_MAX = 200
-"""Turns of the log that one put waits for."""
+"""Turns of the log within which one put has room, or nothing may come of waiting."""
 
 
 class HandDrivenStore:
@@ -118,12 +118,12 @@ class HandDrivenStore:
         reservations = self.core.reservations
         reservations.check(namespace_id, blocks)
         draft = reservations.begin(namespace_id, [key for key, _ in blocks], set())
-        # as the engine's wait for room, which ends however busy the log is
         turns = ROOM_TURNS_MAX
         for _, parent in blocks:
             while not reservations.reserve_next(draft, parent, self.clock.wall_s()):
                 turns -= 1
-                if turns < 0 or not self._room_comes():
+                assert turns > 0, "the log is busy on and on, and no room comes of it"
+                if not self._room_comes():
                     reservations.refuse_next(draft)
                     break
         reservation_id, _ = reservations.grant(draft, self.now, ttl_s)

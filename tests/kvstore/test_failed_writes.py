@@ -1,11 +1,13 @@
 """What becomes of blocks whose write failed, and which were evicted before it was tried again."""
 
 import errno
+from itertools import pairwise
 
 import pytest
 from store_harness import HandDrivenStore, store_config
 
 from kvstore.block import BlockPut
+from kvstore.namespace import Layout
 from kvstore.testing.blocks import TINY_LAYOUT, chain, tiny_namespace
 from kvstore.testing.disk import SimDisk, fail_next, no_fault
 from kvstore.tiers.ssd.index import IndexChange
@@ -105,3 +107,41 @@ def test_a_commit_said_to_fail_that_did_not_brings_nothing_back(evicted: bool) -
     again = killed(store)
     assert (hits(again, ns, old), hits(again, ns, new)) == (0, 0 if evicted else 1)
     again.core.check_integrity()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("what", ["pwrite", "fdatasync"])
+def test_a_disk_that_takes_no_frame_is_tried_less_and_less_often(what: str, error: int) -> None:
+    """Deleting the segments that failed appends filled works all the while, and proves nothing."""
+    layout = Layout(TINY_LAYOUT.sections, 16)
+    store = HandDrivenStore(store_config(**{"ssd.segment_bytes": "128KiB"}))
+    ns = store.core.open_namespace(tiny_namespace(layout=layout))
+    store.flush()
+    blocks = chain(ns, layout, [1, 2, 3, 4, 5, 6])
+    store.put(ns, blocks)
+
+    def refuse(op: str, path: str) -> None:
+        if op == what:
+            raise OSError(error, "refused")
+
+    store.disk.before = refuse
+    lane, tried_s = store.core.lane, []
+    assert lane is not None
+    while store.now < 3600.0:
+        job = store.begin_log()
+        if job is not None:
+            if job.appends:
+                tried_s.append(store.now)
+            store.finish_log(job)
+            assert lane.degraded
+        store.clock.advance(0.25)
+    waits = [after - before for before, after in pairwise(tried_s)]
+    assert len(waits) > 100
+    assert all(later > 0.9 * sooner for sooner, later in pairwise(waits))
+    assert store.config.migration.retry_s_max <= waits[-1] < 2 * store.config.migration.retry_s_max
+    store.disk.before = no_fault
+    turns(store)
+    assert not lane.degraded
+    again = killed(store)
+    again.core.open_namespace(tiny_namespace(layout=layout))
+    assert again.core.match(ns, [block.key for block in blocks]).hit_blocks == len(blocks)
