@@ -5,17 +5,22 @@ its own (blocking). Every call is one task on that loop, whichever thread or loo
 caller that stops waiting, because its time is up or because it was cancelled, leaves the task to
 run to its end, so no step of the store is cut in half.
 
-What `read` returns are copies: they outlive leases, evictions and the store itself.
+What `read` returns are copies: they outlive leases, evictions and the store itself. What `view_hbm`
+shows lies in the store's own pools, and MUST be gone before the client is closed.
 """
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from kvstore.block import BlockPut, Durability, Match, Outlook, PutOutcome, Tier
-from kvstore.client.transport import ArrivedWindow, NoBulk, Progress
+from kvstore.block import BlockPut, Durability, HbmBlock, Match, Outlook, PutOutcome, Tier
+from kvstore.client.shared_arena import places_by_key
+from kvstore.client.shared_hbm import HbmLease, SharedHbmView
+from kvstore.client.transport import ArrivedWindow, BulkRead, NoBulk, Progress
 from kvstore.config import StoreConfig
 from kvstore.errors import Unavailable
 from kvstore.namespace import Namespace
@@ -29,6 +34,9 @@ from kvstore.store.types import (
     VerifyReport,
     WindowPut,
 )
+from kvstore.tiers.hbm.device import DeviceError
+
+_log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 30.0
 """Beyond the engine's own bound on closing."""
@@ -126,6 +134,9 @@ class EmbeddedTransport(NoBulk):
         self._runner = runner
         self._config = config
         self._closed = False
+        self._hbm: SharedHbmView | None = None
+        self._leases: dict[int, HbmLease] = {}
+        """Of those acquired since `open_hbm`, in the order of entry."""
 
     @classmethod
     async def open(
@@ -176,13 +187,53 @@ class EmbeddedTransport(NoBulk):
     async def acquire(
         self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None, timeout_s: float
     ) -> LeaseGrant:
-        return await self._run(lambda: self._engine.acquire(namespace_id, keys, ttl_s), timeout_s)
+        async def acquire() -> LeaseGrant:
+            grant = await self._engine.acquire(namespace_id, keys, ttl_s)
+            if self._hbm is not None:
+                slots = self._engine.locate_hbm(grant.lease_id)
+                self._keep(grant, HbmLease(self._hbm, places_by_key(keys, slots.tobytes()), 0.0))
+            return grant
+
+        return await self._run(acquire, timeout_s)
+
+    def _keep(self, grant: LeaseGrant, lease: HbmLease) -> None:
+        now_s = time.monotonic()
+        for lease_id, other in list(self._leases.items()):
+            if other.expires_s < now_s:
+                self._leases.pop(lease_id, None)
+        lease.expires_s = now_s + grant.ttl_s
+        self._leases[grant.lease_id] = lease
 
     async def renew(self, lease_id: int, ttl_s: float | None, timeout_s: float) -> float:
-        return await self._run(lambda: self._engine.renew(lease_id, ttl_s), timeout_s)
+        granted_s = await self._run(lambda: self._engine.renew(lease_id, ttl_s), timeout_s)
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.expires_s = time.monotonic() + granted_s
+        return granted_s
 
     async def release(self, lease_id: int, timeout_s: float) -> None:
+        self._leases.pop(lease_id, None)
         await self._run(lambda: self._engine.release(lease_id), timeout_s)
+
+    def intact(self, lease_id: int, keys: Sequence[bytes]) -> bool:
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.intact(keys)
+
+    async def open_hbm(self, timeout_s: float) -> str | None:
+        if self._hbm is None:
+            try:
+                pools = await self._ask(self._engine.view_hbm, timeout_s)
+            except DeviceError as e:
+                _log.warning("hbm can't be read in place: %s", e)
+                return None
+            self._hbm = None if pools is None else SharedHbmView(pools)
+        return None if self._hbm is None else self._hbm.kind
+
+    def view_hbm(self, read: BulkRead) -> list[HbmBlock | None]:
+        lease = self._leases.get(read.lease_id)
+        if lease is None or lease.expires_s <= time.monotonic():
+            return [None] * len(read.keys)
+        return lease.blocks(read)
 
     async def read(
         self,
@@ -306,6 +357,9 @@ class EmbeddedTransport(NoBulk):
         if self._closed:
             return
         self._closed = True
+        self._leases.clear()
+        if self._hbm is not None:
+            self._hbm.close()
         try:
             await self._runner.run(
                 self._engine.close(), self._config.limits.drain_s_max + CLOSE_GRACE_S

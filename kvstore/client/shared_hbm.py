@@ -1,4 +1,4 @@
-"""The daemon's HBM tier as a client on the same host reads it: out of the opened pools.
+"""The store's HBM tier as a client on the same host reads it: out of the opened pools.
 
 As with the arena (`kvstore.client.shared_arena`), a block is a frame's offset and its slot's
 generation, and bytes are the block's if the generation is still the same *afterwards*. What is
@@ -7,12 +7,14 @@ device is not, since nothing of it passes the host.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
 from kvstore.block import HbmBlock
 from kvstore.client.shared_arena import Copied, Pieces
+from kvstore.client.transport import BulkRead
 from kvstore.tiers.frame import CHECKSUM_BYTES, KEY_OFFSET
 from kvstore.tiers.hbm.device import DeviceError, PoolHandle
 from kvstore.tiers.hbm.opened import OpenedHbm
@@ -23,11 +25,10 @@ _digest = xxhash.xxh3_128_digest
 
 
 class SharedHbmView:
-    """Made from a `PortOpenReply`. Raises `DeviceError` where a pool can't be opened."""
+    """Blocks of a lease in the pools."""
 
-    def __init__(self, opened: Any) -> None:
-        pools = [PoolHandle(p.kind, p.device, p.size_bytes, p.handle) for p in opened.hbm_pools]
-        self._hbm = OpenedHbm(pools, opened.hbm_generations)
+    def __init__(self, hbm: OpenedHbm) -> None:
+        self._hbm = hbm
 
     @property
     def kind(self) -> str:
@@ -90,11 +91,42 @@ class SharedHbmView:
         self._hbm.close()
 
 
+@dataclass(slots=True)
+class HbmLease:
+    """Where the blocks of a lease lay when it was acquired. `shown`: those that a caller was given
+    to use in place. `expires_s`: of the monotonic clock."""
+
+    view: SharedHbmView
+    places: dict[bytes, Place]
+    expires_s: float
+    shown: dict[bytes, Place] = field(default_factory=dict)
+
+    def blocks(self, read: BulkRead) -> list[HbmBlock | None]:
+        """See `Transport.view_hbm`."""
+        pieces = Pieces.of(tuple(read.section_bytes), tuple(read.sections))
+        return [self._block(key, pieces) for key in read.keys]
+
+    def _block(self, key: bytes, pieces: Pieces) -> HbmBlock | None:
+        place = self.places.get(key)
+        block = None if place is None else self.view.block(key, place, pieces)
+        if block is not None and place is not None:
+            self.shown[key] = place
+        return block
+
+    def intact(self, keys: Sequence[bytes]) -> bool:
+        """Whether what was shown of these blocks still is theirs; False for one never shown."""
+        if any(key not in self.shown for key in keys):
+            return False
+        return self.view.intact([self.shown[key] for key in keys])
+
+
 def open_shared(opened: Any) -> SharedHbmView | None:
-    """What the daemon shares, opened; None where it shares nothing. Raises `DeviceError`."""
+    """What the daemon's `PortOpenReply` shares, opened; None where it shares nothing. Raises
+    `DeviceError` where a pool can't be opened."""
     if not len(opened.hbm_pools):
         return None
     try:
-        return SharedHbmView(opened)
+        pools = [PoolHandle(p.kind, p.device, p.size_bytes, p.handle) for p in opened.hbm_pools]
+        return SharedHbmView(OpenedHbm.by_handles(pools, opened.hbm_generations))
     except ValueError as e:
         raise DeviceError(f"the daemon describes pools that can't be: {e}") from e

@@ -52,6 +52,7 @@ from kvstore.store.types import (
 from kvstore.store.windows import Windows, WindowWriter
 from kvstore.tiers.base import LogTier, Recovered
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.hbm.opened import OpenedHbm as HbmView
 from kvstore.tiers.hbm.opening import OpenedHbm, open_hbm
 from kvstore.tiers.ssd import SsdTier
 
@@ -310,6 +311,11 @@ class Engine:
         """What another process needs to open the pools; None where there are none, or the device
         can't share them. Valid until `close`."""
         return self._hbm.share() if self._hbm is not None else None
+
+    def view_hbm(self) -> HbmView | None:
+        """The pools for readers in this process, who MUST let go of them before `close`; None where
+        there are none. Raises `DeviceError`."""
+        return self._hbm.tier.view() if self._hbm is not None else None
 
     async def read(
         self,

@@ -14,7 +14,7 @@ from kvstore.testing.tiers import PoolTierContract
 from kvstore.tiers.base import PAGE_BYTES
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.hbm import HbmTier, cupy_device
-from kvstore.tiers.hbm.cupy_device import CupyDevice, CupyPool, find_devices
+from kvstore.tiers.hbm.cupy_device import CupyDevice, IpcPool, find_devices
 from kvstore.tiers.hbm.device import DeviceError, NoDevice
 from kvstore.tiers.hbm.opened import OpenedHbm
 from kvstore.tiers.hbm.opening import open_hbm
@@ -148,9 +148,9 @@ def test_a_pool_is_opened_on_the_device_with_the_same_bus(cuda):
     shared = tier.share()
     (handle,) = shared.pools
     assert (handle.kind, handle.device, handle.size_bytes) == ("cuda", 1, 4 * PAGE_BYTES)
-    opened = OpenedHbm(shared.pools, shared.generations)
+    opened = OpenedHbm.by_handles(shared.pools, shared.generations)
     (pool,) = opened.pools
-    assert isinstance(pool, CupyPool)
+    assert isinstance(pool, IpcPool)
     assert pool._device == 1
     into = bytearray(10)
     found = opened.place(slot.offset, PAGE_BYTES)
@@ -169,13 +169,37 @@ def test_a_pool_is_opened_on_the_device_with_the_same_bus(cuda):
     assert len(cuda._allocated) == 1
     cuda._allocated.clear()
     with pytest.raises(DeviceError, match="can't be opened"):
-        CupyPool(handle)
+        IpcPool(handle)
+    with pytest.raises(DeviceError, match="can't be opened"):
+        OpenedHbm.by_handles(shared.pools, shared.generations)
     with pytest.raises(DeviceError, match="can't be mapped"):
-        OpenedHbm(shared.pools, shared.generations)
+        OpenedHbm([], shared.generations)
+
+
+def test_a_pool_is_read_in_its_own_process_without_a_handle(cuda):
+    tier = HbmTier(find_devices((0, 1)), 2 * PAGE_BYTES)
+    slots = [tier.alloc(2 * PAGE_BYTES) for _ in range(2)]
+    for i, slot in enumerate(slots):
+        transfer(tier, slot, bytes([i + 1]) * 2 * PAGE_BYTES)
+    view = tier.view()
+    assert view.kind == "cuda"
+    for i, slot in enumerate(slots):
+        pool, at = view.place(slot.offset, PAGE_BYTES)
+        into = bytearray(PAGE_BYTES)
+        pool.copy_out(memoryview(into), at)
+        assert into == bytes([i + 1]) * PAGE_BYTES
+        assert view.intact([(slot.offset, slot.generation)])
+    tier.free(slots[0])
+    assert not view.intact([(slots[0].offset, slots[0].generation)])
+    view.close()
+    tier.close()
+    # nothing was exported, so that the memory could be given back
+    assert not cuda._allocated
+    assert not cuda.opened
 
 
 def _read_in_another_process(pools, generations, offset, generation, answers):
-    opened = OpenedHbm(pools, generations)
+    opened = OpenedHbm.by_handles(pools, generations)
     array = opened.array(offset, PAGE_BYTES)
     total = int(array.astype("uint64").sum())
     answers.put((opened.kind, total, opened.intact([(offset, generation)])))

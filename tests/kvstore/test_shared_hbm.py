@@ -11,7 +11,7 @@ from daemons import STORE_SETTINGS, Daemon, chain, fresh_namespace, keys_of
 
 from kvstore import DS41F_LAYOUT, BlockPut, Outcome, PutOutcome, Tier, connect
 from kvstore.client.shared_arena import Copied, Pieces
-from kvstore.client.shared_hbm import SharedHbmView
+from kvstore.client.shared_hbm import SharedHbmView, open_shared
 from kvstore.errors import KVStoreError, Unavailable
 from kvstore.tiers.frame import frame_bytes
 
@@ -219,7 +219,8 @@ def test_places_that_are_none_show_nothing() -> None:
     opened = pb.PortOpenReply(hbm_generations=shared.generations)
     for p in shared.pools:
         opened.hbm_pools.add(kind=p.kind, device=p.device, size_bytes=p.size_bytes, handle=p.handle)
-    view = SharedHbmView(opened)
+    view = open_shared(opened)
+    assert view is not None
     pieces = Pieces.of(DS41F_LAYOUT.section_bytes, (0, 7))
     room = memoryview(bytearray(pieces.stride))
     for offset in (1, 4096, 2 * FRAME, 1 << 60):

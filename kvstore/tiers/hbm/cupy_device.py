@@ -180,6 +180,11 @@ class CupyDevice:
             bus_id = str(runtime.deviceGetPCIBusId(self.index))
         return PoolHandle(self.kind, self.index, self._size, bytes(handle) + bus_id.encode())
 
+    def pool(self) -> "CupyPool":
+        # a handle of CUDA's can't be opened by the process that made it
+        handle = PoolHandle(self.kind, self.index, self._size, b"")
+        return CupyPool(self.cupy, handle, self.index, self._pool)
+
     def close(self) -> None:
         runtime = self.cupy.cuda.runtime
         with self.current():
@@ -194,20 +199,14 @@ class CupyDevice:
 
 
 class CupyPool:
-    """Another process's pool, opened by its CUDA IPC handle. See `OpenedPool`."""
+    """A pool at an address of this process, on CUDA device `device`. See `OpenedPool`."""
 
-    def __init__(self, handle: PoolHandle) -> None:
+    def __init__(self, cupy: Any, handle: PoolHandle, device: int, address: int) -> None:
         self.handle = handle
-        self._cupy = _cupy()
-        runtime = self._cupy.cuda.runtime
-        self._errors = runtime.CUDARuntimeError
-        ipc, bus_id = handle.handle[:_IPC_HANDLE_BYTES], handle.handle[_IPC_HANDLE_BYTES:]
-        try:
-            self._device = int(runtime.deviceGetByPCIBusId(bus_id.decode()))
-            with self._cupy.cuda.Device(self._device):
-                self._address = int(runtime.ipcOpenMemHandle(ipc))
-        except Exception as e:
-            raise DeviceError(f"the pool of CUDA device {bus_id!r} can't be opened: {e}") from e
+        self._cupy = cupy
+        self._device = device
+        self._address = address
+        self._errors = cupy.cuda.runtime.CUDARuntimeError
 
     def array(self, offset: int, length: int) -> Any:
         if offset < 0 or offset + length > self.handle.size_bytes:
@@ -230,6 +229,25 @@ class CupyPool:
                 )
         except self._errors as e:
             raise DeviceError(f"CUDA device {self._device}: {e}") from e
+
+    def close(self) -> None:
+        """Nothing to let go of: the memory is its device's."""
+
+
+class IpcPool(CupyPool):
+    """Another process's pool, opened by its CUDA IPC handle. Raises `DeviceError`."""
+
+    def __init__(self, handle: PoolHandle) -> None:
+        cupy = _cupy()
+        runtime = cupy.cuda.runtime
+        ipc, bus_id = handle.handle[:_IPC_HANDLE_BYTES], handle.handle[_IPC_HANDLE_BYTES:]
+        try:
+            device = int(runtime.deviceGetByPCIBusId(bus_id.decode()))
+            with cupy.cuda.Device(device):
+                address = int(runtime.ipcOpenMemHandle(ipc))
+        except Exception as e:
+            raise DeviceError(f"the pool of CUDA device {bus_id!r} can't be opened: {e}") from e
+        super().__init__(cupy, handle, device, address)
 
     def close(self) -> None:
         with suppress(self._errors), self._cupy.cuda.Device(self._device):

@@ -111,13 +111,18 @@ class Device(Protocol):
         """The pool's handle for other processes. Raises `DeviceError`."""
         ...
 
+    def pool(self) -> "OpenedPool":
+        """The pool for readers in this process; theirs MUST be gone before `close`. Raises
+        `DeviceError`."""
+        ...
+
     def close(self) -> None:
         """Give the pool back and let go of the host's memory. No copy may be under way."""
         ...
 
 
 class OpenedPool(Protocol):
-    """Another process's pool, read-only for us."""
+    """A pool as its readers have it, in another process or in this one; read-only for them."""
 
     handle: PoolHandle
 

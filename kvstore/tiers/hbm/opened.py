@@ -1,7 +1,8 @@
-"""The HBM tier as a client on the same host sees it: pools opened by handle, read in place.
+"""The HBM tier as a client on the same host sees it: pools read in place, opened by handle where
+they are another process's.
 
 A block is found by its frame's offset, numbered through over the pools, and its slot's generation.
-The daemon changes the generation before it gives the slot to anybody else; so what was made of a
+The store changes the generation before it gives the slot to anybody else; so what was made of a
 slot's bytes counts only if the generation is the same *afterwards*.
 """
 
@@ -30,27 +31,35 @@ def open_pool(handle: PoolHandle) -> OpenedPool:
     if handle.kind == SIMULATED:
         return SimulatedPool(handle)
     if handle.kind == CUDA:
-        from kvstore.tiers.hbm.cupy_device import CupyPool
+        from kvstore.tiers.hbm.cupy_device import IpcPool
 
-        return CupyPool(handle)
+        return IpcPool(handle)
     raise DeviceError(f"a pool of the unknown kind {handle.kind!r}")
 
 
 class OpenedHbm:
-    """All pools and their generations. Raises `DeviceError` where one can't be opened."""
+    """All pools, in the order of their pages, and their generations, by the name of the table's
+    memory. Raises `DeviceError` where that can't be mapped."""
 
-    def __init__(self, pools: Sequence[PoolHandle], generations: bytes) -> None:
+    def __init__(self, pools: Sequence[OpenedPool], generations: bytes) -> None:
         starts = [0]
-        for handle in pools:
-            starts.append(starts[-1] + handle.size_bytes)
+        for pool in pools:
+            starts.append(starts[-1] + pool.handle.size_bytes)
         self._starts = starts
         self._table = _map_table(generations, starts[-1] // PAGE_BYTES)
-        self.pools: list[OpenedPool] = []
+        self.pools = list(pools)
+
+    @classmethod
+    def by_handles(cls, handles: Sequence[PoolHandle], generations: bytes) -> "OpenedHbm":
+        """Another process's. Raises `DeviceError` where one can't be opened."""
+        pools: list[OpenedPool] = []
         try:
-            for handle in pools:
-                self.pools.append(open_pool(handle))
+            for handle in handles:
+                pools += [open_pool(handle)]
+            return cls(pools, generations)
         except BaseException as e:
-            self.close()
+            for pool in pools:
+                pool.close()
             if isinstance(e, Exception) and not isinstance(e, DeviceError):
                 raise DeviceError(f"a pool can't be opened: {e!r}") from e
             raise

@@ -192,6 +192,9 @@ class SimulatedDevice:
             raise DeviceError(f"{self.name}: there is no pool to export")
         return PoolHandle(self.kind, self.index, len(self.memory), memory_name(self._fd))
 
+    def pool(self) -> "SimulatedPool":
+        return SimulatedPool(self.export())
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -200,7 +203,7 @@ class SimulatedDevice:
 
 
 class SimulatedPool:
-    """A simulated device's pool in another process. See `OpenedPool`."""
+    """A simulated device's pool, mapped read-only. See `OpenedPool`."""
 
     def __init__(self, handle: PoolHandle) -> None:
         self.handle = handle

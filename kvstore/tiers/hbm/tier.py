@@ -23,6 +23,7 @@ import numpy.typing as npt
 from kvstore.tiers.base import PAGE_BYTES, Slot, StaleSlot
 from kvstore.tiers.dram.extents import ExtentAllocator
 from kvstore.tiers.hbm.device import Device, DeviceError, PoolHandle, Stream, memory_name
+from kvstore.tiers.hbm.opened import OpenedHbm
 
 _GENERATION_BYTES = 8
 
@@ -152,6 +153,11 @@ class HbmTier:
         """For other processes of this host. Raises `DeviceError`."""
         pools = tuple(device.export() for device in self.devices)
         return SharedPools(memory_name(self._fd), pools)
+
+    def view(self) -> OpenedHbm:
+        """The pools for readers in this process, who MUST be gone before `close`. Raises
+        `DeviceError`."""
+        return OpenedHbm([device.pool() for device in self.devices], memory_name(self._fd))
 
     def check_integrity(self) -> None:
         for extents in self._extents:
