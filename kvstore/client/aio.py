@@ -52,6 +52,11 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+def _left_s(ends_s: float) -> float:
+    """Time until `ends_s` (monotonic)."""
+    return max(ends_s - time.monotonic(), _WAIT_S_MIN)
+
+
 def _check_reservation(reservation_id: int) -> None:
     if not 0 <= reservation_id < 1 << 64:
         raise ReservationExpired(f"reservation {reservation_id} was never granted")
@@ -107,9 +112,9 @@ class AsyncLease:
 class AsyncClient(AsyncWindows):
     """One store, whatever lies between. Made by `kvstore.connect_async`.
 
-    Safe to use from any number of tasks. Every call ends within `deadline_s`, a put within that per
-    message that it takes; after that, or as soon as the daemon is known to be gone, it raises
-    `Unavailable`. The next call tries again.
+    Safe to use from any number of tasks. Every call ends within `deadline_s`, however many messages
+    it takes; after that, or as soon as the daemon is known to be gone, it raises `Unavailable`. The
+    next call tries again.
     """
 
     def __init__(self, transport: Transport, deadline_s: float = DEADLINE_S_DEFAULT) -> None:
@@ -220,6 +225,7 @@ class AsyncClient(AsyncWindows):
         stride = sum(sizes)
         if into is not None:
             into = batching.check_room(into, len(keys) * stride)
+        ends_s = time.monotonic() + self.deadline_s
         if self._transport.moves_bulk:
             room = into if into is not None else room_for(len(keys) * stride)
             read = BulkRead(lease.id, keys, wanted, layout.section_bytes, room, verify)
@@ -228,10 +234,8 @@ class AsyncClient(AsyncWindows):
                 return await self._taken(lease.namespace, arrived)
         out: list[BlockData] = []
         per_batch = batching.blocks_per_batch(sizes, self._transport.message_bytes_max)
-        ends_s = time.monotonic() + self.deadline_s
         for part in batching.batches(len(keys), per_batch):
-            left_s = max(ends_s - time.monotonic(), _WAIT_S_MIN)
-            frames = await self._transport.read(lease.id, keys[part], wanted, left_s)
+            frames = await self._transport.read(lease.id, keys[part], wanted, _left_s(ends_s))
             out += [await self._verified(lease.namespace, block, sizes) for block in frames]
         return out if into is None else batching.moved_into(into, out, sizes)
 
@@ -325,13 +329,14 @@ class AsyncClient(AsyncWindows):
         the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
         """
         views = batching.check_blocks(blocks, ns.layout)
+        ends_s = time.monotonic() + self.deadline_s
         if self._transport.moves_bulk:
             plain = [
                 BlockPut(block.key, block.parent, own, block.checksums)
                 for block, own in zip(blocks, views, strict=True)
             ]
             done = await self._in(
-                ns, lambda: self._transport.put_bulk(ns.id, plain, durability, self.deadline_s)
+                ns, lambda: self._transport.put_bulk(ns.id, plain, durability, _left_s(ends_s))
             )
             if done is not None:
                 return done
@@ -347,14 +352,14 @@ class AsyncClient(AsyncWindows):
                 batching.with_checksums(block, sections)
                 for block, sections in zip(blocks[part], views[part], strict=True)
             ]
-            outcomes += await self._put_batch(ns, batch, durability)
+            outcomes += await self._put_batch(ns, batch, durability, ends_s)
         return outcomes
 
     async def _put_batch(
-        self, ns: NamespaceHandle, batch: Sequence[BlockPut], durability: Durability
+        self, ns: NamespaceHandle, batch: Sequence[BlockPut], durability: Durability, ends_s: float
     ) -> list[PutOutcome]:
         return await self._in(
-            ns, lambda: self._transport.put(ns.id, batch, durability, self.deadline_s)
+            ns, lambda: self._transport.put(ns.id, batch, durability, _left_s(ends_s))
         )
 
     async def reserve(

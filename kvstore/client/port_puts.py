@@ -15,7 +15,7 @@ from kvstore.v1 import kvstore_pb2 as pb
 
 
 class Putting:
-    """One bulk put on its way."""
+    """One bulk put on its way, within `timeout_s` however many messages it takes."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Putting:
         limits: tuple[int, int],
     ) -> None:
         self._namespace_id, self._blocks = namespace_id, blocks
-        self._durability, self._timeout_s = durability, timeout_s
+        self._durability, self._ends_s = durability, time.monotonic() + timeout_s
         self._frame_bytes_max, self._message_bytes_max = limits
         self._sizes = [len(section) for section in blocks[0].sections]
         self._stride = sum(self._sizes)
@@ -87,8 +87,7 @@ class Putting:
             body = [section for own in sections for section in own]
         else:
             request.staging_offset = offset
-        deadline = time.monotonic() + self._timeout_s
-        stream.send("BulkPut", request.SerializeToString(), body, deadline)
+        stream.send("BulkPut", request.SerializeToString(), body, self._ends_s)
 
     def _stage(self, sections: Sequence[Sequence[memoryview]], staging: memoryview) -> None:
         area = np.frombuffer(staging, np.uint8)
@@ -99,5 +98,5 @@ class Putting:
                 at += len(section)
 
     def _receive(self, stream: PortStream) -> None:
-        _, message = stream.receive(time.monotonic() + self._timeout_s)
+        _, message = stream.receive(self._ends_s)
         self._outcomes += messages.unpack_put_outcomes(pb.PutReply.FromString(message).outcomes)

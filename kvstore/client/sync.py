@@ -82,7 +82,7 @@ class Client:
 
     @property
     def deadline_s(self) -> float:
-        """Of every message."""
+        """Of every call."""
         return self._client.deadline_s
 
     @property

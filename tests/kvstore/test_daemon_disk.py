@@ -23,7 +23,7 @@ from kvstore import (
     Tier,
     connect,
 )
-from kvstore.client.batching import BATCH_BLOCKS_MAX
+from kvstore.client import batching
 from kvstore.errors import DiskError, Unavailable
 
 HERE = Path(__file__).parent
@@ -183,7 +183,7 @@ def test_a_read_of_many_messages_has_one_deadline(
     ns = client.open_namespace(fresh_namespace())
     blocks = on_ssd_alone(client, ns, 1)
     messages = 16
-    asked = (keys_of(blocks) * 12_000)[: messages * BATCH_BLOCKS_MAX]
+    asked = (keys_of(blocks) * 12_000)[: messages * batching.BATCH_BLOCKS_MAX]
     with (
         connect(f"{daemon.url}?data={data}", deadline_s=DEADLINE_S) as other,
         other.acquire(ns, keys_of(blocks)) as lease,
@@ -198,6 +198,29 @@ def test_a_read_of_many_messages_has_one_deadline(
         other._client.deadline_s = DEADLINE_S
     assert took_s < messages * DISK_WAIT_S * 0.7
     until(lambda: read(client, ns, blocks) == [b.sections for b in blocks])
+
+
+@pytest.mark.parametrize("data", ["grpc", "port"])
+def test_a_put_of_many_messages_has_one_deadline(
+    daemon: FaultyDaemon, client: Client, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message is answered well within what one may take; all of them together are not."""
+    monkeypatch.setattr(batching, "BATCH_BLOCKS_MAX", 4)
+    messages, sync_s = 32, 0.2
+    ns = client.open_namespace(fresh_namespace())
+    blocks = chain(ns, messages * 4, 1)
+    with connect(f"{daemon.url}?data={data}", deadline_s=DEADLINE_S) as other:
+        daemon.order({"fdatasync": sync_s})
+        other._client.deadline_s = messages * sync_s / 6
+        with pytest.raises(Unavailable):
+            other.put(ns, blocks, Durability.DURABLE)
+        daemon.order({})
+        other._client.deadline_s = DEADLINE_S
+        outcomes = other.put(ns, blocks, Durability.DURABLE)
+    # an error on the way leaves what was answered before it
+    assert outcomes[:4] == [PutOutcome.PRESENT] * 4
+    assert set(outcomes) <= {PutOutcome.PRESENT, PutOutcome.STORED}
+    assert read(client, ns, blocks) == [b.sections for b in blocks]
 
 
 def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
