@@ -278,8 +278,9 @@ class ServerConfig(_Settings):
     """The daemon's door.
 
     `listen`: `unix:///path` or `tcp://127.0.0.1:port`. `message_bytes_max`: one gRPC message either
-    way. `deadline_s_default`: for calls that bring none. `drain_s_max`: how long a stopping daemon
-    lets calls finish. `metrics_listen`: `host:port` for Prometheus, off when empty.
+    way. `deadline_s_default`: for calls that bring none. `deadline_s_max`: of any; a client that
+    waits longer asks again. `drain_s_max`: how long a stopping daemon lets calls finish.
+    `metrics_listen`: `host:port` for Prometheus, off when empty.
     """
 
     listen: str = "unix:///tmp/kvstored.sock"

@@ -160,9 +160,17 @@ class AsyncClient(AsyncWindows):
         batching.check_keys(keys)
         if not deadline_s >= 0:
             raise InvalidRequest(f"deadline_s must be ≥ 0, not {deadline_s}")
+        ends_s = time.monotonic() + deadline_s
+        while True:
+            found = await self._wait(ns, keys, max(0.0, ends_s - time.monotonic()))
+            at = found.hit_blocks
+            pending = at < len(keys) and found.outcomes[at] is Outcome.PENDING
+            if not pending or time.monotonic() >= ends_s:
+                return found
+
+    async def _wait(self, ns: NamespaceHandle, keys: Sequence[bytes], wait_s: float) -> Match:
         return await self._in(
-            ns,
-            lambda: self._transport.wait_for(ns.id, keys, deadline_s, deadline_s + self.deadline_s),
+            ns, lambda: self._transport.wait_for(ns.id, keys, wait_s, self.deadline_s)
         )
 
     async def acquire(

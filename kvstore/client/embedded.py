@@ -178,10 +178,11 @@ class EmbeddedTransport(NoBulk):
         return await self._ask(lambda: self._engine.match(namespace_id, keys), timeout_s)
 
     async def wait_for(
-        self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float, timeout_s: float
+        self, namespace_id: bytes, keys: Sequence[bytes], wait_s: float, timeout_s: float
     ) -> Match:
+        wait_s = min(wait_s, self._config.limits.wait_s_max)
         return await self._run(
-            lambda: self._engine.wait_for(namespace_id, keys, deadline_s), timeout_s
+            lambda: self._engine.wait_for(namespace_id, keys, wait_s), wait_s + timeout_s
         )
 
     async def acquire(
@@ -270,10 +271,11 @@ class EmbeddedTransport(NoBulk):
         return await self._run(get, timeout_s)
 
     async def wait_window(
-        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+        self, namespace_id: bytes, request_id: str, wait_s: float, timeout_s: float
     ) -> bool:
+        wait_s = min(wait_s, self._config.limits.wait_s_max)
         return await self._run(
-            lambda: self._engine.wait_window(namespace_id, request_id, deadline_s), timeout_s
+            lambda: self._engine.wait_window(namespace_id, request_id, wait_s), wait_s + timeout_s
         )
 
     async def drop_window(self, namespace_id: bytes, name: bytes | str, timeout_s: float) -> bool:

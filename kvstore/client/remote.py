@@ -118,12 +118,13 @@ class RemoteTransport(NoBulk):
         return messages.match_from_pb(reply)
 
     async def wait_for(
-        self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float, timeout_s: float
+        self, namespace_id: bytes, keys: Sequence[bytes], wait_s: float, timeout_s: float
     ) -> Match:
+        wait_s = min(wait_s, self._wait_s_max)
         request = pb.WaitForRequest(
-            namespace_id=namespace_id, keys=messages.pack_keys(keys), deadline_s=deadline_s
+            namespace_id=namespace_id, keys=messages.pack_keys(keys), deadline_s=wait_s
         )
-        reply = await self._ask("WaitFor", request, pb.MatchReply, timeout_s)
+        reply = await self._ask("WaitFor", request, pb.MatchReply, wait_s + timeout_s)
         return messages.match_from_pb(reply)
 
     async def acquire(
@@ -200,14 +201,13 @@ class RemoteTransport(NoBulk):
         return ArrivedWindow(bytes(payload), head.checksum) if head.found else None
 
     async def wait_window(
-        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+        self, namespace_id: bytes, request_id: str, wait_s: float, timeout_s: float
     ) -> bool:
+        wait_s = min(wait_s, self._wait_s_max)
         request = pb.WaitWindowRequest(
-            namespace_id=namespace_id,
-            request_id=request_id,
-            deadline_s=min(deadline_s, self._wait_s_max),
+            namespace_id=namespace_id, request_id=request_id, deadline_s=wait_s
         )
-        reply = await self._ask("WaitWindow", request, pb.WaitWindowReply, timeout_s)
+        reply = await self._ask("WaitWindow", request, pb.WaitWindowReply, wait_s + timeout_s)
         found: bool = reply.found
         return found
 

@@ -127,8 +127,11 @@ class Transport(Protocol):
     ) -> Match: ...
 
     async def wait_for(
-        self, namespace_id: bytes, keys: Sequence[bytes], deadline_s: float, timeout_s: float
-    ) -> Match: ...
+        self, namespace_id: bytes, keys: Sequence[bytes], wait_s: float, timeout_s: float
+    ) -> Match:
+        """The wait is `wait_s` at most, `timeout_s` what the call may take beyond it. May end
+        earlier with a PENDING; the caller asks again."""
+        ...
 
     async def acquire(
         self, namespace_id: bytes, keys: Sequence[bytes], ttl_s: float | None, timeout_s: float
@@ -186,9 +189,9 @@ class Transport(Protocol):
     ) -> ArrivedWindow | None: ...
 
     async def wait_window(
-        self, namespace_id: bytes, request_id: str, deadline_s: float, timeout_s: float
+        self, namespace_id: bytes, request_id: str, wait_s: float, timeout_s: float
     ) -> bool:
-        """May end before `deadline_s` with False; the caller asks again."""
+        """As `wait_for`; may end before `wait_s` with False."""
         ...
 
     async def drop_window(

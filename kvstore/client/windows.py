@@ -85,17 +85,16 @@ class AsyncWindows:
         ends_s = time.monotonic() + deadline_s
         while True:
             left_s = max(0.0, ends_s - time.monotonic())
-            if await self._wait(ns, request_id, left_s):
+            if await self._wait_window(ns, request_id, left_s):
                 payload = await self._get(ns, request_id)
                 if payload is not None:
                     return payload
             if time.monotonic() >= ends_s:
                 return None
 
-    async def _wait(self, ns: NamespaceHandle, request_id: str, wait_s: float) -> bool:
-        timeout_s = wait_s + self.deadline_s
+    async def _wait_window(self, ns: NamespaceHandle, request_id: str, wait_s: float) -> bool:
         return await self._in(
-            ns, lambda: self._transport.wait_window(ns.id, request_id, wait_s, timeout_s)
+            ns, lambda: self._transport.wait_window(ns.id, request_id, wait_s, self.deadline_s)
         )
 
     async def drop_handover(self, ns: NamespaceHandle, request_id: str) -> bool:

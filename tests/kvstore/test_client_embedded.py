@@ -1,6 +1,7 @@
 """The store inside the process: its thread or loop, its lock, its deadline, its end."""
 
 import asyncio
+import math
 import mmap
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,17 @@ def test_a_call_beyond_its_deadline_is_unavailable_and_runs_to_its_end(
         go.set()
         client.stat()
         assert ended.wait(20.0)
+
+
+def test_a_wait_outlives_the_stores_longest(url: str) -> None:
+    with connect(url, **{**STORE_SETTINGS, "limits.wait_s_max": 0.1}) as client:
+        ns = client.open_namespace(fresh_namespace())
+        (block,) = chain(ns, 1)
+        held = client.reserve(ns, [(block.key, block.parent)]).reservation_id
+        assert client.wait_for(ns, [block.key], 0.3).outcomes == (Outcome.PENDING,)
+        client.write(held, block.key, block.sections)
+        threading.Timer(0.5, client.commit, (held,)).start()
+        assert client.wait_for(ns, [block.key], math.inf).outcomes == (Outcome.HIT,)
 
 
 def test_the_same_on_the_callers_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

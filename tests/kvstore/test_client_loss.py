@@ -1,5 +1,6 @@
 """The daemon is lost, stalls, comes back: `Unavailable` in time, then the cache again."""
 
+import math
 import signal
 import threading
 import time
@@ -120,6 +121,28 @@ def test_a_daemon_that_comes_back_with_other_limits_is_met_again(tmp_path: Path)
     finally:
         large.kill()
         small.kill()
+
+
+@pytest.mark.parametrize("data", ["grpc", "port"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_wait_outlives_a_daemons_longest_call(tmp_path: Path, flavour: str, data: str) -> None:
+    settings = {**STORE_SETTINGS, "server.deadline_s_max": 0.6}
+    daemon = Daemon(f"unix://{tmp_path}/kv.sock", None, settings).start()
+    try:
+        with connect(daemon.url) as writer:
+            door = Door(f"{daemon.url}?data={data}", flavour == "async")
+            ns = door.open()
+            blocks = chain(ns, 1)
+            held = writer.reserve(ns, [(b.key, b.parent) for b in blocks]).reservation_id
+            waited = door.do(door.client.wait_for(ns, keys_of(blocks), 1.0))
+            assert waited.outcomes == (Outcome.PENDING,)
+            writer.write(held, blocks[0].key, blocks[0].sections)
+            threading.Timer(1.5, writer.commit, (held,)).start()
+            waited = door.do(door.client.wait_for(ns, keys_of(blocks), math.inf))
+            assert waited.outcomes == (Outcome.HIT,)
+            door.close()
+    finally:
+        daemon.kill()
 
 
 def test_no_daemon_is_unavailable_at_once(tmp_path: Path) -> None:
