@@ -2,15 +2,13 @@
 
 import asyncio
 import functools
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kvstore.block import Outcome
 from kvstore.config import StoreConfig, build_config
 from kvstore.store import Engine
-from kvstore.testing.blocks import TINY_LAYOUT, chain, tiny_namespace
-
-NS = tiny_namespace()
 
 
 def engine_test(test):
@@ -47,18 +45,6 @@ async def opened(config: StoreConfig, clock=None, **how):
         await engine.close()
 
 
-def blocks_of(namespace_id, tokens, **more):
-    return chain(namespace_id, TINY_LAYOUT, list(tokens), **more)
-
-
-def keys_of(blocks):
-    return [block.key for block in blocks]
-
-
-def names_of(blocks):
-    return [(block.key, block.parent) for block in blocks]
-
-
 async def read_all(engine, namespace_id, keys, step=16):
     """Sections per key, or None for a miss; through one lease, in steps."""
     lease = await engine.acquire(namespace_id, keys)
@@ -81,3 +67,12 @@ def disk_bytes(directory: Path) -> int:
         except FileNotFoundError:
             continue
     return total
+
+
+async def true_size(engine, directory):
+    """Wait until the store reports what the disk shows: the index is written beside the call, and
+    counts when it is."""
+    ends_s = time.monotonic() + 20.0
+    while engine.stat().tiers[1].used_bytes != disk_bytes(directory):
+        assert time.monotonic() < ends_s
+        await asyncio.sleep(0.01)

@@ -9,16 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from engine_harness import (
-    NS,
-    blocks_of,
-    disk_bytes,
-    engine_config,
-    engine_test,
-    keys_of,
-    opened,
-    read_all,
-)
+from engine_harness import disk_bytes, engine_config, engine_test, opened, read_all
+from tiny_blocks import NS, blocks_of, keys_of
 
 from kvstore.block import Durability, Outcome, PutOutcome, Tier
 from kvstore.errors import DiskError

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from engine_harness import NS, blocks_of, engine_config, engine_test, keys_of, opened, read_all
+from engine_harness import engine_config, engine_test, opened, read_all
+from tiny_blocks import NS, blocks_of, keys_of
 
 from kvstore.block import Durability, Outcome, Tier
 from kvstore.testing.blocks import TINY_LAYOUT, payload

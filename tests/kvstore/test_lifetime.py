@@ -6,8 +6,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from engine_harness import NS, blocks_of, engine_config, keys_of, opened, read_all
+from engine_harness import engine_config, opened, read_all
 from store_harness import HandDrivenStore, store_config
+from tiny_blocks import NS, blocks_of, keys_of
 
 from kvstore.block import Durability, PutOutcome, Tier
 from kvstore.clock import SteadyClock

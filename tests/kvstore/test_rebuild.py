@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from engine_harness import NS, blocks_of, engine_config, engine_test, keys_of, opened, read_all
+from engine_harness import engine_config, engine_test, opened, read_all
+from tiny_blocks import NS, blocks_of, keys_of
 
 from kvstore.config import DaemonConfig, build_config
 from kvstore.errors import StoreLocked, Unavailable

@@ -7,7 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 import xxhash
-from engine_harness import NS, blocks_of, engine_config, engine_test, keys_of, opened
+from engine_harness import engine_config, engine_test, opened
+from tiny_blocks import NS, blocks_of, keys_of
 
 from kvstore.block import PutOutcome, SnapshotPlace
 from kvstore.errors import InvalidRequest, MessageTooLarge, Overloaded, Unavailable
