@@ -18,14 +18,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, Outlook, PutOutcome, Tier
+from kvstore.block import BlockPut, Buffer, Durability, Match, Outcome, Outlook, PutOutcome
 from kvstore.clock import Clock, SteadyClock, SystemClock
 from kvstore.config import HbmConfig, SsdConfig, StoreConfig
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.metrics import Metrics
 from kvstore.migration.workers import Lane, LogWriter, ThreadWorkers, Workers
 from kvstore.namespace import Namespace
-from kvstore.store import boot, inspect
+from kvstore.store import boot
 from kvstore.store.audit import Audit
 from kvstore.store.core import Core
 from kvstore.store.driver import Driver
@@ -36,20 +36,16 @@ from kvstore.store.puts import Puts
 from kvstore.store.reads import Reads
 from kvstore.store.types import (
     BlockFrames,
-    BlockInfo,
     Gathered,
     LeaseGrant,
     PackedBlocks,
     ReservationGrant,
     SharedArena,
     SharedHbm,
-    Stat,
-    VerifyReport,
-    WindowFrame,
-    WindowHead,
-    WindowPut,
 )
-from kvstore.store.windows import Windows, WindowWriter
+from kvstore.store.upkeep_calls import UpkeepCalls
+from kvstore.store.window_calls import WindowCalls
+from kvstore.store.windows import Windows
 from kvstore.tiers.base import LogTier, Recovered
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.hbm.opened import OpenedHbm as HbmView
@@ -68,10 +64,9 @@ class OpenLog(Protocol):
 OpenDevices = Callable[[HbmConfig], OpenedHbm]
 _SECRET_BYTES = 32
 _log = logging.getLogger(__name__)
-_LS_BLOCKS_DEFAULT = 1000
 
 
-class Engine:
+class Engine(WindowCalls, UpkeepCalls):
     """One store. Made by `open`, ended by `close`; methods after that raise `Unavailable`."""
 
     def __init__(
@@ -441,92 +436,6 @@ class Engine:
         r = self._core.residency
         ticket = r.ticket(r.wanted_durable([*r.dirty, *r.stranded, *r.declined]))
         await self._driver.durable([ticket], self._config.limits.drain_s_max)
-
-    # windows
-
-    @property
-    def window_fill_s_max(self) -> float:
-        """How long a payload that comes in pieces may take: `windows.fill_s_max`."""
-        return self._config.windows.fill_s_max
-
-    async def put_window(self, namespace_id: bytes, put: WindowPut) -> PutOutcome:
-        """A window snapshot or a hand-over record, in the place of one of the same name. NO_SPACE
-        where the pool is full of what can't go, CORRUPT where the checksum is not the payload's.
-        The payload MUST NOT change meanwhile.
-
-        Raises `UnknownNamespace`, `InvalidRequest`, `MessageTooLarge`
-        (`windows.payload_bytes_max`).
-        """
-        self._driver.enter()
-        return await self._windows.put(namespace_id, put)
-
-    def begin_window(self, namespace_id: bytes, head: WindowHead) -> WindowWriter | None:
-        """`put_window`, for a payload that comes in pieces; None is NO_SPACE. Ends with the
-        writer's `commit` or `abort`, one of which MUST be called. Raises what `put_window` does."""
-        self._driver.enter()
-        return self._windows.begin(namespace_id, head)
-
-    async def get_window(self, namespace_id: bytes, name: bytes | str) -> WindowFrame | None:
-        """The object of a name, verified; None for a miss. Its `done` MUST be called."""
-        self._driver.enter()
-        return await self._windows.get(namespace_id, name)
-
-    async def wait_window(self, namespace_id: bytes, request_id: str, deadline_s: float) -> bool:
-        """Whether the hand-over record of a request is there, after waiting for it until
-        `deadline_s` from now (at most `limits.wait_s_max`). Raises `Overloaded` where too many
-        wait."""
-        self._driver.enter()
-        return await self._windows.wait(namespace_id, request_id, deadline_s)
-
-    def drop_window(self, namespace_id: bytes, name: bytes | str) -> bool:
-        """Let the object of a name go; whether it was there."""
-        self._driver.enter()
-        return self._windows.drop(namespace_id, name)
-
-    # upkeep
-
-    async def evict(
-        self,
-        namespace_id: bytes | None = None,
-        keys: Sequence[bytes] | None = None,
-        tier: Tier | None = None,
-    ) -> int:
-        """Blocks go: `keys`, or all of a namespace, or all. Deepest first; what is pinned, in use
-        or still has children stays. `tier` DRAM: those that the SSD holds leave DRAM only; HBM:
-        those that another tier holds leave HBM only. Returns how many went."""
-        self._driver.enter()
-        gone = self._core.evict(namespace_id, keys, tier)
-        self._driver.pump()
-        return gone
-
-    async def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Read and check every frame in DRAM and on SSD; wrong ones are quarantined. `progress` is
-        told how many frames are done, of how many."""
-        self._driver.enter()
-        return await Audit(self._driver, self._dram, self._ssd, self._hbm).run(progress)
-
-    def stat(self) -> Stat:
-        """Tiers, counters and what is held, now."""
-        self._driver.enter()
-        return inspect.stat(self._core, self._notes)
-
-    def ls(
-        self,
-        namespace_id: bytes | None = None,
-        limit: int = _LS_BLOCKS_DEFAULT,
-        after: bytes | None = None,
-    ) -> list[BlockInfo]:
-        """Up to `limit` blocks (`limits.ls_blocks_max` at most) behind the block `after`.
-
-        Raises `InvalidRequest` where `after` has left the store meanwhile.
-        """
-        self._driver.enter()
-        wall_s = self._driver.clock.wall_s()
-        return inspect.ls(self._core, namespace_id, limit, after, wall_s)
-
-    def check_integrity(self) -> None:
-        """Raise `AssertionError` saying which of the store's books disagree."""
-        self._core.check_integrity(self._driver.pinned.elements())
 
 
 def _arena(budget_bytes: int) -> DramTier:
