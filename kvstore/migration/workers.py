@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -25,15 +25,14 @@ from kvstore.migration.promotion import Load
 from kvstore.tiers.base import LogTier, ReadItem, SlotTier, WriteItem
 from kvstore.tiers.frame import (
     FRAME_ALIGN_BYTES,
+    BlockName,
+    BlockShape,
     FrameError,
-    FrameHeader,
     HeaderCorrupt,
     Section,
     SectionCorrupt,
     WrongFrame,
     decode_header,
-    layout_sections,
-    seal_frame,
     verify_frame,
 )
 from kvstore.tiers.ssd.files import aligned_buffer
@@ -175,43 +174,30 @@ def read_loads(
     ], seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Filling:
+class Filling(NamedTuple):
     """One block's way into its slot. `sections`: a buffer each, or one buffer with all of them, one
-    behind the other. `checksums`: per section, empty where the caller has none."""
+    behind the other. `checksums`: of the sections, packed; empty where the caller has none."""
 
     frame: memoryview
-    header: FrameHeader
+    name: BlockName
+    shape: BlockShape
     sections: Sequence[Buffer]
-    checksums: Sequence[bytes]
+    checksums: bytes
 
 
 def fill_frame(filling: Filling) -> bool:
     """Copy the sections into the frame, checksum what lies there, and write the header. Whether
-    that is what the caller's checksums promise; if not, the frame is of no use.
-
-    `filling.header` lacks nothing but the checksums of its sections.
-    """
-    frame, sections = filling.frame, filling.header.sections
-    ends = [section.offset + section.length for section in sections]
-    packed = len(filling.sections) == 1
-    spans = (
-        [(sections[0].offset, ends[-1])]
-        if packed
-        else [(section.offset, end) for section, end in zip(sections, ends, strict=True)]
-    )
-    target = np.frombuffer(frame, np.uint8)
-    for (start, end), source in zip(spans, filling.sections, strict=True):
+    that is what the caller's checksums promise; if not, the frame is of no use."""
+    frame, name, shape, sections, checksums = filling
+    target, spans = np.frombuffer(frame, np.uint8), shape.spans
+    whole = ((spans[0][0], spans[-1][1]),)
+    for (start, end), source in zip(whole if len(sections) == 1 else spans, sections, strict=True):
         # NumPy copies without the GIL, a memoryview does not
         np.copyto(target[start:end], as_bytes(source))
-    digests = [
-        xxhash.xxh3_128_digest(frame[section.offset : end])
-        for section, end in zip(sections, ends, strict=True)
-    ]
-    if filling.checksums and digests != [bytes(c) for c in filling.checksums]:
+    digests = [xxhash.xxh3_128_digest(frame[start:end]) for start, end in spans]
+    if checksums and b"".join(digests) != checksums:
         return False
-    lengths = [section.length for section in sections]
-    seal_frame(frame, filling.header._replace(sections=layout_sections(lengths, digests)))
+    shape.seal(frame, name, digests)
     return True
 
 

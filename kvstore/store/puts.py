@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from kvstore.block import BlockPut, Buffer, Durability, PutOutcome
 from kvstore.errors import InvalidRequest, WrongSectionSize
@@ -13,17 +13,10 @@ from kvstore.store.driver import Driver
 from kvstore.store.reservations import Draft, Incoming
 from kvstore.store.types import PackedBlocks, ReservationGrant
 from kvstore.tiers.base import SlotTier
-from kvstore.tiers.frame import (
-    CHECKSUM_BYTES,
-    Codec,
-    FrameHeader,
-    Kind,
-    Section,
-    layout_sections,
-)
+from kvstore.tiers.frame import CHECKSUM_BYTES, BlockName, BlockShape
 
 _PUT_DRAM_FRACTION = 4
-Source = tuple[Sequence[Buffer], Sequence[bytes] | None]
+Source = tuple[Sequence[Buffer], bytes]
 """One block's sections and checksums, as `Filling` has them."""
 
 
@@ -82,7 +75,8 @@ class Puts:
         layout = self._driver.core.namespaces.layout(draft.number)
         check_sections(layout, sections, checksums)
         incoming = self._reservations.start_copy(reservation_id, key, now_s)
-        work = [(incoming, self._filling(draft, incoming, layout, sections, checksums))]
+        packed = b"".join(checksums or ())
+        work = [(incoming, self._filling(draft, incoming, layout, sections, packed))]
         # in a task of its own: the slot is in use until the copy is over, whoever has gone by then
         task = self._driver.loop.create_task(self._copy(work))
         self._copies.setdefault(reservation_id, set()).add(task)
@@ -101,19 +95,17 @@ class Puts:
         incoming: Incoming,
         layout: Layout,
         sections: Sequence[Buffer],
-        checksums: Sequence[bytes] | None,
+        checksums: bytes,
     ) -> Filling:
-        header = FrameHeader(
-            kind=Kind.BLOCK,
-            key=incoming.key,
-            namespace_id=draft.namespace_id,
-            parent=incoming.parent,
-            depth=incoming.depth,
-            created_wall_s=incoming.reserved_wall_s,
-            codec=Codec.RAW,
-            sections=_unsummed(layout.section_bytes),
+        name = BlockName(
+            incoming.key,
+            draft.namespace_id,
+            incoming.parent,
+            incoming.depth,
+            incoming.reserved_wall_s,
         )
-        return Filling(self._dram.view(incoming.slot), header, sections, checksums or ())
+        shape = BlockShape.of(layout.section_bytes)
+        return Filling(self._dram.view(incoming.slot), name, shape, sections, checksums)
 
     async def _copy(self, work: Sequence[tuple[Incoming, Filling]]) -> None:
         """Fill slots in parallel; whatever happens, their copies end."""
@@ -190,7 +182,7 @@ class Puts:
             check_sections(layout, block.sections, block.checksums)
 
         def source(place: int) -> Source:
-            return blocks[place].sections, blocks[place].checksums
+            return blocks[place].sections, b"".join(blocks[place].checksums or ())
 
         return await self._put(namespace_id, names, source, durability)
 
@@ -201,13 +193,12 @@ class Puts:
         names = list(zip(blocks.keys, blocks.parents, strict=True))
         layout = self._check(namespace_id, names, durability)
         check_packed(layout, blocks)
-        size, step = layout.block_bytes, CHECKSUM_BYTES
-        per_block = step * len(layout.section_bytes) if blocks.checksums else 0
+        size, step = layout.block_bytes, CHECKSUM_BYTES * len(layout.section_bytes)
+        payload, checksums = blocks.payload, blocks.checksums
 
         def source(place: int) -> Source:
-            own = blocks.checksums[place * per_block : (place + 1) * per_block]
-            checksums = [own[at : at + step] for at in range(0, per_block, step)]
-            return (blocks.payload[place * size : (place + 1) * size],), checksums
+            own = checksums[place * step : (place + 1) * step]
+            return (payload[place * size : (place + 1) * size],), own
 
         return await self._put(namespace_id, names, source, durability)
 
@@ -277,12 +268,6 @@ class Puts:
             self.abort(reservation_id)
             raise
         return self._commit(reservation_id, durability)[1]
-
-
-@lru_cache(maxsize=64)
-def _unsummed(section_bytes: tuple[int, ...]) -> tuple[Section, ...]:
-    """The sections of a block whose checksums are not made yet."""
-    return layout_sections(section_bytes, [bytes(CHECKSUM_BYTES)] * len(section_bytes))
 
 
 def check_sections(

@@ -8,6 +8,7 @@ names its key. `docs/format.md` has the layout byte for byte.
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -106,6 +107,16 @@ class FrameHeader(NamedTuple):
         return _round_up(last.offset + last.length, FRAME_ALIGN_BYTES)
 
 
+class BlockName(NamedTuple):
+    """What a block's frame says of the block beside its sections; see `FrameHeader`."""
+
+    key: bytes
+    namespace_id: bytes
+    parent: bytes
+    depth: int
+    created_wall_s: float
+
+
 class FrameShape(NamedTuple):
     """Sizes of a frame, in bytes: the header, where the payload starts (the same), and the whole,
     rounded up to 4 KiB."""
@@ -193,6 +204,46 @@ def seal_frame(frame: memoryview, header: FrameHeader) -> None:
     end = last.offset + last.length
     total = header.stored_length
     frame[end:total] = bytes(total - end)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What the raw frames of one layout's blocks have in common. `spans`: where each section starts
+    and ends. Made by `of`."""
+
+    spans: tuple[tuple[int, int], ...]
+    shape: FrameShape
+    _header: struct.Struct
+    _start: tuple[object, ...]
+    _table: tuple[object, ...]
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, section_bytes: tuple[int, ...]) -> "BlockShape":
+        """Of sections of these lengths."""
+        offsets, count = _offsets(section_bytes), len(section_bytes)
+        shape = frame_bytes(section_bytes)
+        start = (FRAME_MAGIC, FRAME_VERSION, Kind.BLOCK, Codec.RAW, count, shape.header_bytes)
+        pad = shape.header_bytes - CHECKSUM_BYTES - _FIXED.size - count * _SECTION.size
+        entries = zip(offsets, section_bytes, [b""] * count, strict=True)
+        return cls(
+            tuple((at, at + size) for at, size in zip(offsets, section_bytes, strict=True)),
+            shape,
+            struct.Struct(_FIXED.format + "II8x16s" * count + f"{pad}x"),
+            (*start, shape.total, sum(section_bytes)),
+            tuple(chain.from_iterable(entries)),
+        )
+
+    def seal(self, frame: memoryview, name: BlockName, checksums: Sequence[bytes]) -> None:
+        """`seal_frame` for a block of this layout, in a few microseconds: it is on the way of every
+        put. The caller guarantees the lengths of keys and checksums."""
+        table = list(self._table)
+        table[2::3] = checksums
+        key, namespace_id, parent, depth, created = name
+        body = self._header.pack(*self._start, depth, created, key, namespace_id, parent, *table)
+        frame[: self.shape.header_bytes] = body + xxhash.xxh3_128_digest(body)
+        end = self.spans[-1][1]
+        frame[end : self.shape.total] = bytes(self.shape.total - end)
 
 
 def _header_length(buf: memoryview) -> int:

@@ -20,14 +20,7 @@ from kvstore.store.reservations import Draft
 from kvstore.testing.clock import ManualClock
 from kvstore.testing.disk import History, SimDisk
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.frame import (
-    CHECKSUM_BYTES,
-    Codec,
-    FrameError,
-    FrameHeader,
-    Kind,
-    layout_sections,
-)
+from kvstore.tiers.frame import BlockName, BlockShape, FrameError
 from kvstore.tiers.hbm import HbmTier
 from kvstore.tiers.hbm.simulated import SimulatedDevice
 from kvstore.tiers.ssd import SsdTier
@@ -143,20 +136,19 @@ class HandDrivenStore:
         draft = reservations.rights.get(reservation_id, self.now).held
         layout = self.core.namespaces.layout(draft.number)
         incoming = reservations.start_copy(reservation_id, block.key, self.now)
-        header = FrameHeader(
-            Kind.BLOCK,
+        name = BlockName(
             incoming.key,
             draft.namespace_id,
             incoming.parent,
             incoming.depth,
             incoming.reserved_wall_s,
-            Codec.RAW,
-            layout_sections(
-                layout.section_bytes, [bytes(CHECKSUM_BYTES)] * len(layout.section_bytes)
-            ),
         )
         filling = Filling(
-            self.dram.view(incoming.slot), header, block.sections, block.checksums or ()
+            self.dram.view(incoming.slot),
+            name,
+            BlockShape.of(layout.section_bytes),
+            block.sections,
+            b"".join(block.checksums or ()),
         )
         right = fill_frame(filling)
         reservations.end_copy(incoming, right)

@@ -9,6 +9,8 @@ import xxhash
 from kvstore.namespace import DS41F_LAYOUT
 from kvstore.testing.tiers_frames import NAMESPACE_ID, key_of, make_frame
 from kvstore.tiers.frame import (
+    BlockName,
+    BlockShape,
     Codec,
     FrameError,
     FrameHeader,
@@ -25,6 +27,7 @@ from kvstore.tiers.frame import (
     frame_bytes,
     header_bytes,
     layout_sections,
+    seal_frame,
     section_view,
     verify_frame,
 )
@@ -62,6 +65,18 @@ def test_headers_of_any_section_count_round_trip(count: int) -> None:
     assert len(encoded) == header_bytes(count)
     assert len(encoded) % 512 == 0
     assert decode_header(encoded + b"more") == header
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5, 6), LENGTHS, (4096,) * 64])
+def test_a_block_is_sealed_as_any_frame_is(lengths: tuple[int, ...]) -> None:
+    checksums = [bytes([i]) * 16 for i in range(len(lengths))]
+    name = BlockName(key_of(1), NAMESPACE_ID, key_of(2), 9, 1e9 + 0.5)
+    one, other = (bytearray(b"?" * frame_bytes(lengths).total) for _ in range(2))
+    BlockShape.of(lengths).seal(memoryview(one), name, checksums)
+    sections = layout_sections(lengths, checksums)
+    seal_frame(memoryview(other), FrameHeader(Kind.BLOCK, *name, Codec.RAW, sections))
+    assert one == other
+    assert decode_header(one).sections == sections
 
 
 def test_sections_lie_where_the_header_says() -> None:
