@@ -117,6 +117,19 @@ def test_a_large_arena_gets_huge_pages_where_it_is_used_and_keeps_its_bytes() ->
     tier.close()
 
 
+def test_of_a_large_arena_a_64th_is_made_before_it_is_used() -> None:
+    if not can_collapse():
+        pytest.skip("this kernel has no MADV_COLLAPSE for shared memory")
+    tier = DramTier(64 * 3 * HUGE_PAGE_BYTES)
+    for used in (1, 2):
+        assert tier.alloc(HUGE_PAGE_BYTES) is not None
+        ends_s = time.monotonic() + 20.0
+        while collapsed_bytes(tier) < (used + 3) * HUGE_PAGE_BYTES and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        assert collapsed_bytes(tier) == (used + 3) * HUGE_PAGE_BYTES
+    tier.close()
+
+
 def test_the_arena_s_memory_goes_with_it() -> None:
     before = {t.name for t in threading.enumerate()}
     for _ in range(3):

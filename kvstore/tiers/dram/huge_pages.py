@@ -20,6 +20,9 @@ from queue import SimpleQueue
 HUGE_PAGE_BYTES = 2 << 20
 ARENA_BYTES_MIN = 16 << 20
 """Smaller arenas are not worth a thread."""
+AHEAD_SHARE = 64
+"""Of an arena, one part in so many is made before it is needed. A writer that comes first meets a
+page fault per 4 KiB, and then the collapse of what it writes to: five times the work."""
 _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
 _HOPELESS = (errno.EINVAL, errno.ENOSYS)
 
@@ -49,12 +52,14 @@ class HugePages:
         whole = len(memory) // HUGE_PAGE_BYTES
         worth_it = sys.platform == "linux" and len(memory) >= ARENA_BYTES_MIN
         self._wanted = bytearray(b"\1" * whole) if worth_it else bytearray()
+        self._ahead = whole // AHEAD_SHARE
         self._memory: memoryview | None = memory
         self._queue: SimpleQueue[int | None] | None = None
 
     def used(self, offset: int, length: int) -> None:
         """Bytes from `offset` on are going to be written."""
-        first, end = offset // HUGE_PAGE_BYTES, -(-(offset + length) // HUGE_PAGE_BYTES)
+        first = offset // HUGE_PAGE_BYTES
+        end = -(-(offset + length) // HUGE_PAGE_BYTES) + self._ahead
         if 1 not in self._wanted[first:end]:
             return
         for number in range(first, min(end, len(self._wanted))):

@@ -21,8 +21,8 @@ _GENERATION_BYTES = 8
 
 class DramTier:
     """`SlotTier` in memory. `budget_bytes` is rounded down to whole pages; the generation table
-    (8 B per page, 0.2 %) comes on top. Memory is taken from the system as slots are first written,
-    2 MiB at a time where the system has huge pages.
+    (8 B per page, 0.2 %) comes on top. Memory is taken from the system as slots are handed out,
+    2 MiB at a time where the system has huge pages, and then up to a 64th of the arena ahead.
     """
 
     def __init__(self, budget_bytes: int) -> None:
