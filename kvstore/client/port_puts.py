@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
+import xxhash
 
 from kvstore.block import BlockPut, Durability, PutOutcome
 from kvstore.client import batching
@@ -12,6 +13,9 @@ from kvstore.client.port_reads import AHEAD
 from kvstore.client.port_stream import PortStream
 from kvstore.server import messages, wire
 from kvstore.v1 import kvstore_pb2 as pb
+
+_COPY_HELD_BYTES = 256 << 10
+"""So few bytes are copied sooner than the GIL is let go and got back."""
 
 
 class Putting:
@@ -39,9 +43,10 @@ class Putting:
         # half of the area is filled while the daemon reads the other
         room = len(staging) // AHEAD if staging is not None else self._frame_bytes_max
         staged = staging is not None and room >= self._stride
+        durable = self._durability is Durability.DURABLE
         size = batching.bulk_blocks(
             self._sizes,
-            batching.BULK_PUT_BYTES,
+            batching.BULK_DURABLE_BYTES if durable else batching.BULK_PUT_BYTES,
             room if staged else self._frame_bytes_max,
             self._message_bytes_max,
         )
@@ -67,36 +72,48 @@ class Putting:
         staging: memoryview | None,
         offset: int,
     ) -> None:
-        sections: list[Any] = [block.sections for block in blocks]
-        if staging is not None:
-            self._stage(sections, staging)
-        checksums = [
-            block.checksums if block.checksums is not None else batching.checksums_of(own)
-            for block, own in zip(blocks, sections, strict=True)
-        ]
+        checksums = self._stage(blocks, staging)
         request = pb.BulkPutRequest(
             namespace_id=self._namespace_id,
             durability=pb.Durability.Name(self._durability.value),
             keys=messages.pack_keys([block.key for block in blocks]),
             parents=messages.pack_keys([block.parent for block in blocks]),
             section_bytes=self._sizes,
-            checksums=b"".join([c for own in checksums for c in own]),
+            checksums=checksums,
         )
         body: wire.Parts = []
         if staging is None:
-            body = [section for own in sections for section in own]
+            body = [section for block in blocks for section in self._views(block)]
         else:
             request.staging_offset = offset
         stream.send("BulkPut", request.SerializeToString(), body, self._ends_s)
 
-    def _stage(self, sections: Sequence[Sequence[memoryview]], staging: memoryview) -> None:
-        area = np.frombuffer(staging, np.uint8)
+    def _stage(self, blocks: Sequence[BlockPut], staging: memoryview | None) -> bytes:
+        """The sections' checksums. Each section goes into `staging`, where there is any, right
+        after it was summed: it is in the processor's cache then, and need not be fetched twice."""
+        digests: list[bytes] = []
         at = 0
-        for own in sections:
-            for section in own:
-                np.copyto(area[at : at + len(section)], np.frombuffer(section, np.uint8))
-                at += len(section)
+        for block in blocks:
+            digests += block.checksums or ()
+            for section in self._views(block):
+                if block.checksums is None:
+                    digests.append(xxhash.xxh3_128_digest(section))
+                if staging is not None:
+                    end = at + len(section)
+                    _copy(staging[at:end], section)
+                    at = end
+        return b"".join(digests)
+
+    def _views(self, block: BlockPut) -> Sequence[memoryview]:
+        return cast(Sequence[memoryview], block.sections)
 
     def _receive(self, stream: PortStream) -> None:
         _, message = stream.receive(self._ends_s)
         self._outcomes += messages.unpack_put_outcomes(pb.PutReply.FromString(message).outcomes)
+
+
+def _copy(to: memoryview, section: memoryview) -> None:
+    if len(section) <= _COPY_HELD_BYTES:
+        to[:] = section
+    else:
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(section, np.uint8))

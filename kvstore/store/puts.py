@@ -16,6 +16,8 @@ from kvstore.tiers.base import SlotTier
 from kvstore.tiers.frame import CHECKSUM_BYTES, BlockName, BlockShape
 
 _PUT_DRAM_FRACTION = 4
+_PIECE_BYTES_MIN = 4 << 20
+"""Less is not worth another worker: they share the interpreter, and waking one takes time."""
 Source = tuple[Sequence[Buffer], bytes]
 """One block's sections and checksums, as `Filling` has them."""
 
@@ -108,9 +110,9 @@ class Puts:
         return Filling(self._dram.view(incoming.slot), name, shape, sections, checksums)
 
     async def _copy(self, work: Sequence[tuple[Incoming, Filling]]) -> None:
-        """Fill slots in parallel; whatever happens, their copies end."""
+        """Fill slots, many of them in parallel; whatever happens, their copies end."""
         parts = self._driver.config.migration.verify_workers
-        step = -(-len(work) // parts)
+        step = max(-(-len(work) // parts), _PIECE_BYTES_MIN // len(work[0][1].frame))
         pieces = [work[at : at + step] for at in range(0, len(work), step)]
         results = await asyncio.gather(
             *(
