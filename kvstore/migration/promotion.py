@@ -3,6 +3,10 @@
 A block that two readers want is read once, from HBM if that has it, else from SSD. It is read
 straight into a slot of the arena, or, where nothing can leave DRAM, into a bounce buffer that the
 driver provides; then it stays where it was alone.
+
+While a load is on its way its block may be lost and put again, with other bytes perhaps. So a load
+counts for the place that it reads: a reader who comes later joins it only if the block still lies
+there, and only then does what it brought enter DRAM.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +17,11 @@ from kvstore.index import READY
 from kvstore.migration.demotion import Demotion
 from kvstore.migration.residency import Residency
 from kvstore.tiers.base import Location, Slot
+
+# a plain number: the masks of an IntFlag cost microseconds, and each block meets some of them
+_HBM, _DRAM, _SSD = int(Tier.HBM), int(Tier.DRAM), int(Tier.SSD)
+_Place = tuple[int, Location | Slot | None]
+"""A row, and the copy of it that is read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +38,11 @@ class Load:
     slot: Slot | None
     readers: int = field(default=1)
 
+    @property
+    def place(self) -> _Place:
+        """What is read."""
+        return self.row, self.source if self.location is None else self.location
+
 
 class Promotion:
     """Loads under way. Rows stay pinned, and segments undeleted, until `finish`. `nominate`, where
@@ -36,7 +50,7 @@ class Promotion:
 
     def __init__(self, residency: Residency, demotion: Demotion) -> None:
         self._residency, self._demotion = residency, demotion
-        self._into_dram: dict[int, Load] = {}
+        self._into_dram: dict[_Place, Load] = {}
         self._bounced = 0
         self._reads_by_segment: dict[int, int] = {}
         self.nominate: Callable[[Sequence[int]], None] | None = None
@@ -78,19 +92,21 @@ class Promotion:
         if slot is None:
             self._bounced += 1
         else:
-            self._into_dram[row] = load
+            self._into_dram[load.place] = load
         return load
 
     def begin(self, row: int, namespace_id: bytes) -> tuple[Load, bool]:
         """A load of a row that HBM or the SSD holds and DRAM does not, and whether it is a new one,
         which the driver has to execute; one under way gets another reader."""
-        load = self._into_dram.get(row)
+        r = self._residency
+        in_hbm = r.index.tiers[row] & _HBM
+        place = r.hbm_slot_of(row) if in_hbm else r.location_of(row)
+        load = self._into_dram.get((row, place))
         if load is not None:
             load.readers += 1
             return load, False
-        r = self._residency
         # held first, so that making room for the block does not evict it
-        if r.index.tiers[row] & Tier.HBM:
+        if in_hbm:
             source = self._hold_hbm(row)
             slot = self._demotion.slot(source.length)
             return self._load(row, namespace_id, slot, None, source), True
@@ -101,9 +117,9 @@ class Promotion:
     def begin_copy_back(self, row: int, namespace_id: bytes) -> Load | None:
         """A load of a row that HBM holds and DRAM does not, for no reader; None where one is under
         way already, or DRAM has no room."""
-        if row in self._into_dram:
-            return None
         r = self._residency
+        if (row, r.hbm_slot_of(row)) in self._into_dram:
+            return None
         source = self._hold_hbm(row)
         slot = self._demotion.slot(source.length)
         if slot is None:
@@ -127,18 +143,19 @@ class Promotion:
         if load.slot is None:
             self._bounced -= 1
         else:
-            del self._into_dram[row]
+            del self._into_dram[load.place]
             self._settle_slot(load, load.slot, good, current)
         r.unpin([row])
         return good
 
     def _end_ssd(self, load: Load, corrupt: object) -> bool:
-        """Whether the SSD still has the block."""
+        """Whether the SSD still has the block where it was read."""
         r, row = self._residency, load.row
         assert load.location is not None
         self._end_read(load.location.segment)
-        current = r.index.state[row] == READY and bool(r.index.tiers[row] & Tier.SSD)
-        if corrupt is not None and current and r.location_of(row) == load.location:
+        on_ssd = r.index.state[row] == READY and r.index.tiers[row] & _SSD
+        current = bool(on_ssd) and r.location_of(row) == load.location
+        if corrupt is not None and current:
             r.quarantine(row, Tier.SSD, corrupt)
         return current
 
@@ -156,7 +173,7 @@ class Promotion:
     def is_in_hbm(self, row: int, slot: Slot) -> bool:
         """Whether the row is READY and that slot is its."""
         index = self._residency.index
-        there = index.state[row] == READY and index.tiers[row] & Tier.HBM
+        there = index.state[row] == READY and index.tiers[row] & _HBM
         return bool(there) and self._residency.hbm_slot_of(row) == slot
 
     def abandon(self, load: Load) -> None:
@@ -165,7 +182,7 @@ class Promotion:
         if load.slot is None:
             self._bounced -= 1
         else:
-            del self._into_dram[load.row]
+            del self._into_dram[load.place]
             r.dram_users.abandon(load.slot)
         r.unpin([load.row])
 
@@ -173,7 +190,7 @@ class Promotion:
         r, row = self._residency, load.row
         for _ in range(load.readers if good else 0):
             r.use(slot)
-        if good and current and not r.index.tiers[row] & Tier.DRAM:
+        if good and current and not r.index.tiers[row] & _DRAM:
             r.enter_dram(row, slot)
             r.metrics.add("promoted_blocks" if load.source is None else "copied_back_blocks")
         else:
@@ -185,7 +202,7 @@ class Promotion:
         r = self._residency
         rows = [load.row for load in loads if load.slot is not None]
         # a block may have left while its load was on the way
-        there = [row for row in rows if r.index.tiers[row] & Tier.DRAM]
+        there = [row for row in rows if r.index.tiers[row] & _DRAM]
         r.policies.arrived(there, Tier.DRAM)
         if self.nominate is not None:
             self.nominate(sorted(there, key=r.index.depth.__getitem__))
@@ -211,5 +228,5 @@ class Promotion:
         from_ssd = sum(load.location is not None for load in self._into_dram.values())
         in_all = sum(self._reads_by_segment.values())
         assert from_ssd <= in_all <= from_ssd + self._bounced, "reads per segment are off"
-        for row in self._into_dram:
+        for row, _ in self._into_dram:
             assert self._residency.index.pins[row], f"row {row} is loading and not pinned"
