@@ -33,6 +33,8 @@ from kvstore.tiers.frame import (
     SectionCorrupt,
     WrongFrame,
     decode_header,
+    layout_sections,
+    peek_checksums,
     verify_frame,
 )
 from kvstore.tiers.ssd.files import aligned_buffer
@@ -219,16 +221,23 @@ def check_frame(
 ) -> tuple[Section, ...] | FrameError:
     """The wanted sections' entries in the frame's header, which must be `key`'s and have sections
     of `section_bytes`; with `verify` their bytes are checked too. Or what is wrong."""
+    checksums = peek_checksums(frame, key, tuple(section_bytes))
+    if checksums is None:
+        return _wrong_header(frame, key)
+    every = layout_sections(section_bytes, checksums)
+    sections = tuple(map(every.__getitem__, wanted))
+    for i, s in zip(wanted, sections, strict=True):
+        if verify and xxhash.xxh3_128_digest(frame[s.offset : s.offset + s.length]) != s.checksum:
+            return SectionCorrupt(i)
+    return sections
+
+
+def _wrong_header(frame: memoryview, key: bytes) -> FrameError:
+    """Why a header is not that of `key`'s frame with the sections of its layout."""
     try:
         header = decode_header(frame)
     except FrameError as e:
         return e
     if header.key != key:
         return WrongFrame(f"the frame of {header.key.hex()}, not of {key.hex()}")
-    if [s.length for s in header.sections] != list(section_bytes):
-        return HeaderCorrupt("the sections are not those of the namespace's layout")
-    sections = tuple(header.sections[i] for i in wanted)
-    for i, s in zip(wanted, sections, strict=True):
-        if verify and xxhash.xxh3_128_digest(frame[s.offset : s.offset + s.length]) != s.checksum:
-            return SectionCorrupt(i)
-    return sections
+    return HeaderCorrupt("the sections are not those of the namespace's layout")

@@ -24,7 +24,10 @@ from kvstore.tiers.frame import FrameError
 from kvstore.tiers.hbm.device import DeviceHangs
 from kvstore.tiers.ssd.files import aligned_buffer
 
-_GROUP_BYTES = 4 << 20
+_HBM, _DRAM, _SSD = int(Tier.HBM), int(Tier.DRAM), int(Tier.SSD)
+_GROUP_BYTES = 16 << 20
+"""Of one transfer: what one worker keeps the disk busy with, and a policy is told of in one piece,
+in the order of the log, which is the order in which the blocks were put."""
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,7 @@ class Loads:
         self._bounce = ByteBudget(migration.bounce_bytes_max)
         self._group_bytes = min(_GROUP_BYTES, migration.load_bytes_max, migration.bounce_bytes_max)
         self._waiting: dict[Load, list[Waiter]] = {}
+        self._pump_is_due = False
         if hbm is not None:
             hbm.hand_out = self.hand_out
 
@@ -68,6 +72,13 @@ class Loads:
 
     def _end_use(self, slot: Slot) -> None:
         self._driver.core.residency.end_use(slot)
+        # a reader lets go of many frames in a row
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            self._driver.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
         self._driver.pump()
 
     # requests
@@ -116,10 +127,10 @@ class Loads:
         if waiter.done():
             return None
         tiers = core.index.tiers[row] if core.index.state[row] == READY else 0
-        if tiers & Tier.DRAM:
+        if tiers & _DRAM:
             waiter.set_result(self.in_slot(core.residency.slot_of(row)))
             return None
-        if not tiers & (Tier.SSD | Tier.HBM):
+        if not tiers & (_SSD | _HBM):
             waiter.set_result(None)
             return None
         namespace_id = core.namespaces.ids[core.index.namespace[row]]

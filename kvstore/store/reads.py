@@ -15,6 +15,9 @@ from kvstore.store.loads import Frame, Loads, Waiter
 from kvstore.store.types import BlockFrames, Gathered
 from kvstore.tiers.frame import FrameError, Section, peek_checksums, runs_of
 
+_DRAM = int(Tier.DRAM)
+_AT_ONCE_BLOCKS = 128
+"""Headers of more are not looked at on the event loop's own time."""
 Checked = tuple[Section, ...] | FrameError
 
 
@@ -54,7 +57,7 @@ class Reads:
         core = self._driver.core
         number, rows = core.rows_to_read(lease_id, keys, self._driver.now_s())
         index, r = core.index, core.residency
-        if not all(row is None or index.tiers[row] & Tier.DRAM for row in rows):
+        if not all(row is None or index.tiers[row] & _DRAM for row in rows):
             return None
         layout = core.namespaces.layout(number)
         wanted = self._wanted(layout, sections)
@@ -115,7 +118,7 @@ class Reads:
         for i, row in enumerate(rows):
             if row is None:
                 continue
-            if core.index.tiers[row] & Tier.DRAM:
+            if core.index.tiers[row] & _DRAM:
                 frames[i] = self._loads.in_slot(core.residency.slot_of(row))
             else:
                 to_load.append(i)
@@ -177,6 +180,9 @@ class Reads:
         ]
         if not tasks:
             return [None] * len(frames)
+        unchecked = sum(frame is not None and not frame.verified for frame in frames)
+        if len(tasks) <= _AT_ONCE_BLOCKS and not (verify and unchecked):
+            return self._in_place(frames, _run_all(tasks))
         parts = self._driver.config.migration.verify_workers
         step = -(-len(tasks) // parts)
         began = time.perf_counter()
@@ -186,11 +192,16 @@ class Reads:
                 for at in range(0, len(tasks), step)
             )
         )
-        from_dram = sum(frame is not None and not frame.verified for frame in frames)
-        if verify and from_dram:
-            size = from_dram * sum(layout.section_bytes[i] for i in wanted)
+        if verify and unchecked:
+            size = unchecked * sum(layout.section_bytes[i] for i in wanted)
             self._driver.observe(Tier.DRAM, size, time.perf_counter() - began)
-        checked = iter([result for part in results for result in part])
+        return self._in_place(frames, [result for part in results for result in part])
+
+    @staticmethod
+    def _in_place(
+        frames: Sequence[Frame | None], results: Sequence[Checked | None]
+    ) -> list[Checked | None]:
+        checked = iter(results)
         return [None if frame is None else next(checked) for frame in frames]
 
     def _result(
@@ -224,7 +235,7 @@ class Reads:
         r, index = self._driver.core.residency, self._driver.core.index
         if index.state[row] != READY:
             return
-        if index.tiers[row] & Tier.DRAM and r.slot_of(row) == frame.slot:
+        if index.tiers[row] & _DRAM and r.slot_of(row) == frame.slot:
             r.quarantine(row, Tier.DRAM, why)
         if frame.tier is not Tier.DRAM and index.tiers[row] & frame.tier:
             r.quarantine(row, frame.tier, why)

@@ -1,6 +1,7 @@
 """Loads into DRAM whose block changes on the way."""
 
-from store_steps import NS, blocks_of, check
+from store_steps import check
+from tiny_blocks import NS, blocks_of
 
 from kvstore.block import Tier
 from kvstore.migration.log_lane import LogJob
