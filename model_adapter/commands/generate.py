@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from model_adapter.chat.tokens import IMAGE
+
 
 class Mode(StrEnum):
     """What a prefill computes (ds41f §5)."""
@@ -21,9 +23,19 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        help=f"A picture in the place of the prompt's next {IMAGE}; repeatable.",
+    ),
+]
+
+
 def generate(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
     prompt_file: Annotated[Path, typer.Option(help="UTF-8 text of the prompt.")],
+    image: Images = None,
     store: Annotated[
         str | None,
         typer.Option(help="file:///dir, unix:///socket or dns:///host:port; none without."),
@@ -42,10 +54,11 @@ def generate(
 ) -> None:
     """Generate greedily, taking the prompt's prefix from the store and leaving new blocks there."""
     from model_adapter.commands import run_generate
+    from model_adapter.commands.prompt_files import PromptFiles
 
     run_generate.run(
         checkpoint,
-        prompt_file,
+        PromptFiles(prompt_file, image or ()),
         store,
         max_tokens,
         mode.value,

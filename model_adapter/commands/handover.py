@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from model_adapter.commands.generate import Dtype, Mode
+from model_adapter.commands.generate import Dtype, Images, Mode
 
 _Checkpoint = Annotated[Path, typer.Option(help="Checkpoint directory.")]
 _Store = Annotated[str, typer.Option(help="unix:///socket or dns:///host:port.")]
@@ -32,6 +32,7 @@ def prefill(
     store: _Store,
     request_id: _RequestId,
     prompt_file: Annotated[Path, typer.Option(help="UTF-8 text of the prompt.")],
+    image: Images = None,
     temperature: _Temperature = 0.0,
     top_p: _TopP = 1.0,
     seed: _Seed = None,
@@ -51,6 +52,7 @@ def prefill(
     Exit status 3: not handed over (the store was lost, or has no room); retry.
     """
     from model_adapter.commands import run_handover
+    from model_adapter.commands.prompt_files import PromptFiles
     from model_adapter.handover import Sampling
 
     node = run_handover.Node(
@@ -58,7 +60,7 @@ def prefill(
         *(block_tokens, deadline_s, weight_cache),
     )
     sampling = Sampling(temperature, top_p, run_handover.seed_of(seed))
-    run_handover.prefill(node, prompt_file, sampling, ttl_s, chunk_tokens)
+    run_handover.prefill(node, PromptFiles(prompt_file, image or ()), sampling, ttl_s, chunk_tokens)
 
 
 def decode(
@@ -74,8 +76,11 @@ def decode(
     ] = False,
     prompt_file: Annotated[
         Path | None,
-        typer.Option(help="For --recompute where the prompt has gone from the store too."),
+        typer.Option(
+            help="For --recompute where the prompt has gone from the store too, or has images."
+        ),
     ] = None,
+    image: Images = None,
     temperature: _Temperature = 0.0,
     top_p: _TopP = 1.0,
     seed: _Seed = None,
@@ -99,8 +104,12 @@ def decode(
     prefill's, except with --prompt-file where the store has nothing of the request.
     """
     from model_adapter.commands import run_handover
+    from model_adapter.commands.prompt_files import PromptFiles
+    from model_adapter.errors import InputError
     from model_adapter.handover import Sampling
 
+    if image and prompt_file is None:
+        raise InputError("--image needs the --prompt-file that it belongs to")
     node = run_handover.Node(
         *(checkpoint, store, request_id, mode.value, dtype.value, speculate),
         *(block_tokens, deadline_s, weight_cache),
@@ -108,6 +117,6 @@ def decode(
     run_handover.decode(
         node,
         run_handover.Answering(max_tokens, wait_s, recompute, keep, ids),
-        prompt_file,
+        PromptFiles(prompt_file, image or ()) if prompt_file else None,
         Sampling(temperature, top_p, run_handover.seed_of(seed)),
     )

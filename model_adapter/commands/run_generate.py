@@ -12,6 +12,7 @@ from rich.table import Table
 
 import kvstore
 from kvstore.errors import Unavailable
+from model_adapter.commands.prompt_files import PromptFiles
 from model_adapter.errors import InputError
 from model_adapter.model import Model
 from model_adapter.replay import Mode
@@ -21,20 +22,9 @@ from model_adapter.session import (
     StoreBlocks,
     namespace_of,
 )
-from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
+from model_adapter.tokenizer import decode_answer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-def read_prompt(path: Path) -> str:
-    """The prompt's text. Raises `InputError` for a file that can't be read or is empty."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"can't read the prompt {path}: {e}") from e
-    if not text:
-        raise InputError(f"the prompt {path} is empty")
-    return text
 
 
 def parse_bytes(text: str) -> int:
@@ -88,7 +78,7 @@ def _connect(store: str | None, deadline_s: float) -> kvstore.Client | None:
 
 def run(
     checkpoint: Path,
-    prompt_file: Path,
+    given: PromptFiles,
     store: str | None,
     max_tokens: int,
     mode: Mode,
@@ -99,7 +89,7 @@ def run(
     weight_cache: str,
 ) -> None:
     """Generate and print: the text on stdout, the report on stderr."""
-    text = read_prompt(prompt_file)
+    prompt = given.read(checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     model = Model.load(checkpoint, getattr(torch, dtype), parse_bytes(weight_cache))
     with ExitStack() as stack:
@@ -108,7 +98,9 @@ def run(
             stack.enter_context(client)
             source = StoreBlocks(client, namespace_of(model, checkpoint, block_tokens))
         session = CachedSession(model, source, mode, snapshots=snapshots)
-        ids = encode_prompt(tokenizer, text)
-        generation = session.generate(ids, max_tokens, (model.config.eos_token,))
+        images = [placed.image for placed in prompt.images]
+        generation = session.generate(
+            prompt.token_ids, max_tokens, (model.config.eos_token,), images=images
+        )
     print(decode_answer(tokenizer, generation.token_ids))
     Console(stderr=True).print(table_of(report_rows(generation.report)))

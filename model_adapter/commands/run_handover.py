@@ -17,10 +17,11 @@ from rich.table import Table
 import kvstore
 from kvstore import Client, Namespace
 from kvstore.errors import KVStoreError, Unavailable
-from model_adapter.commands.run_generate import parse_bytes, read_prompt, report_rows, table_of
+from model_adapter.commands.prompt_files import PromptFiles
+from model_adapter.commands.run_generate import parse_bytes, report_rows, table_of
 from model_adapter.decoding import generate
 from model_adapter.dspark import Drafter, SequenceDrafts
-from model_adapter.errors import HandoverError, HandoverLost, InputError
+from model_adapter.errors import HandoverError, HandoverLost, HandoverUnusable
 from model_adapter.handover import (
     Announcement,
     HandedOver,
@@ -37,7 +38,8 @@ from model_adapter.model import Model
 from model_adapter.replay import Mode
 from model_adapter.session import CachedSession, Decode, Generation, StoreBlocks, namespace_of
 from model_adapter.sizes import estimate
-from model_adapter.tokenizer import decode_answer, encode_prompt, load_tokenizer
+from model_adapter.tokenizer import decode_answer, load_tokenizer
+from model_adapter.vision import ImagePatches, ImagePrompt
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +92,10 @@ def seed_of(seed: int | None) -> int:
 
 
 def prefill(
-    node: Node, prompt_file: Path, sampling: Sampling, ttl_s: float | None, chunk_tokens: int
+    node: Node, given: PromptFiles, sampling: Sampling, ttl_s: float | None, chunk_tokens: int
 ) -> None:
     """Prefill, hand over, and say on stderr what was."""
-    text = read_prompt(prompt_file)
-    ids = _encoded(node, text)
+    prompt = given.read(node.checkpoint)
     params = sampling.params(1)
     model = node.model()
     namespace = node.namespace(model)
@@ -104,7 +105,8 @@ def prefill(
             source = StoreBlocks(client, namespace)
             session = CachedSession(model, source, node.mode, chunk_tokens)
             done = hand_over(
-                *(session, client, namespace, node.request_id, ids, params),
+                *(session, client, namespace, node.request_id, prompt.token_ids, params),
+                images=[placed.image for placed in prompt.images],
                 drafts=drafts,
                 ttl_s=ttl_s,
             )
@@ -113,12 +115,10 @@ def prefill(
     Console(stderr=True).print(_handed_over_table(node, model, done))
 
 
-def decode(node: Node, how: Answering, prompt_file: Path | None, sampling: Sampling) -> None:
+def decode(node: Node, how: Answering, given: PromptFiles | None, sampling: Sampling) -> None:
     """Wait, go on, print the answer on stdout and what it took on stderr."""
     since = time.monotonic()
-    own = None
-    if prompt_file is not None:
-        own = Announcement(_encoded(node, read_prompt(prompt_file)), (), sampling)
+    own = _Own(given.read(node.checkpoint), sampling) if given else None
     model = node.model()
     namespace = node.namespace(model)
     with _connected(node, how, since, own) as client:
@@ -138,6 +138,19 @@ def decode(node: Node, how: Answering, prompt_file: Path | None, sampling: Sampl
     Console(stderr=True).print(table_of(rows))
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The prompt that the flags give, and how they have its answer drawn."""
+
+    prompt: ImagePrompt
+    sampling: Sampling
+
+    def announcement(self) -> Announcement:
+        """As a prefill node would have announced it."""
+        ids = self.prompt.token_ids.astype(np.uint32)
+        return Announcement(ids, tuple(self.prompt.spans), self.sampling)
+
+
 class _Answer:
     """One request at the decode node. `rows`: what its report says beside the usual."""
 
@@ -148,11 +161,12 @@ class _Answer:
         session: CachedSession,
         client: Client | None,
         namespace: Namespace,
-        own: Announcement | None,
+        own: _Own | None,
     ) -> None:
         self._node, self._how, self._session = node, how, session
         self._client, self._namespace = client, namespace
-        self._prompt = own
+        self._own = own
+        self._prompt = own.announcement() if own else None
         self._stop_ids = (session.model.config.eos_token,)
         self.rows: dict[str, str] = {}
 
@@ -180,7 +194,9 @@ class _Answer:
         prompt = self._prompt = announced(waiting)
         received = receive(waiting, self._session, prompt, drafts)
         self.rows |= _received_rows(received)
-        request = self._session.request(prompt.token_ids, self._how.max_tokens, drafts=drafts)
+        request = self._session.request(
+            prompt.token_ids, self._how.max_tokens, spans=prompt.images, drafts=drafts
+        )
         request.go_on(received.prefix)
         return request.answer(
             torch.empty(0),
@@ -197,9 +213,20 @@ class _Answer:
             self._how.max_tokens,
             self._stop_ids,
             self._on_token,
+            images=self._images_of(prompt),
             drafts=drafts,
             decode=_from_logits(prompt.sampling, drafts),
         )
+
+    def _images_of(self, prompt: Announcement) -> list[ImagePatches]:
+        """Pixels, which only the flags can give."""
+        own = self._own.prompt if self._own else None
+        if prompt.images and (own is None or tuple(own.spans) != prompt.images):
+            raise HandoverUnusable(
+                f"{self._node.request_id}: its prompt has {len(prompt.images)} images, and the "
+                "store does not keep pixels; to recompute, give --prompt-file and each --image"
+            )
+        return [placed.image for placed in own.images] if own and prompt.images else []
 
     def _on_token(self, token: int) -> None:
         if self._how.ids:
@@ -215,7 +242,7 @@ def _from_logits(sampling: Sampling, drafts: SequenceDrafts | None) -> Decode:
 
 @contextmanager
 def _connected(
-    node: Node, how: Answering, since: float, own: Announcement | None
+    node: Node, how: Answering, since: float, own: _Own | None
 ) -> Generator[Client | None]:
     """A client, as soon as the store is there; None where it is not in time and the prompt is known
     without it."""
@@ -247,12 +274,6 @@ def _drop(client: Client, namespace: Namespace, request_id: str) -> None:
             client.drop_handover(handle, name)
     except KVStoreError as e:
         logger.debug("%s stays until it expires: %s", request_id, e)
-
-
-def _encoded(node: Node, text: str) -> np.ndarray:
-    if not text:
-        raise InputError("the prompt is empty")
-    return np.asarray(encode_prompt(load_tokenizer(node.checkpoint), text), np.uint32)
 
 
 def _received_rows(received: Received) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from kvstore import ImageSpan
 from model_adapter.cache import SequenceCache
 from model_adapter.dspark import SequenceDrafts
 from model_adapter.errors import SectionsLost
@@ -63,20 +64,22 @@ class Stopped(Exception):
 
 
 class Request:
-    """`ids`: the prompt. `drafts`: to be kept up with the sequence and in its snapshots."""
+    """`ids`: the prompt. `spans`: of images whose pixels are not needed. `drafts`: to be kept up
+    with the sequence and in its snapshots."""
 
     def __init__(
         self,
         way: Way,
         ids: TokenIds,
         images: Sequence[PlacedImage],
+        spans: Sequence[ImageSpan],
         drafts: SequenceDrafts | None,
         stopped: Callable[[], bool] | None,
     ) -> None:
         self.way = way
         self.ids = ids
         self.cache: SequenceCache
-        self.spans = [placed.span for placed in images]
+        self.spans = [*spans, *(placed.span for placed in images)]
         self._images = images
         self._drafts = drafts
         self._observer: Observer | None = drafts.observer if drafts else None

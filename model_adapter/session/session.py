@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import Client, Namespace, Outlook
+from kvstore import Client, ImageSpan, Namespace, Outlook
 from model_adapter.dspark import SequenceDrafts
 from model_adapter.errors import InputError
 from model_adapter.generate import greedy
@@ -106,10 +106,15 @@ class CachedSession:
         max_tokens: int,
         *,
         images: Sequence[ImagePatches] = (),
+        spans: Sequence[ImageSpan] = (),
         drafts: SequenceDrafts | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> Request:
-        """A checked request whose steps the caller takes; arguments and errors as of `generate`."""
+        """A checked request whose steps the caller takes; arguments and errors as of `generate`.
+
+        `spans`: where images stand, for a request that goes on behind a prompt which another
+        process has run (`Request.go_on`): it needs their names and not their pixels.
+        """
         ids = np.asarray(prompt_ids, dtype=np.uint32)
         if ids.size == 0 or max_tokens < 1:
             raise InputError(
@@ -121,7 +126,8 @@ class CachedSession:
                 f"a prompt of {len(ids)} tokens and {max_tokens} to generate pass the model's "
                 f"{self.model.config.positions_max} positions"
             )
-        return Request(self._way, ids, self._placed(ids, images), drafts, stopped)
+        placed = () if spans else self._placed(ids, images)
+        return Request(self._way, ids, placed, spans, drafts, stopped)
 
     @property
     def _way(self) -> Way:

@@ -9,7 +9,7 @@ import pytest
 import tiny_checkpoint as tiny
 from cache_bytes import assert_same, cache_bytes, draft_bytes
 from drafting import drafter
-from test_session_images import START, embeddings, picture, prompt
+from image_prompts import START, embeddings, picture, prompt
 from tiny_checkpoint import BLOCK_TOKENS
 
 from kvstore import ImageSpan, PutOutcome
@@ -114,17 +114,18 @@ def test_images_in_the_prompt(client):
     images = [placed.image for placed in one.images]
     expected, cache, _ = one_process(GREEDY, rows=embeddings(one), ids=one.token_ids)
     handed(client, ids=one.token_ids, images=images)
-    answer, mine, _ = answered_with_images(client, images)
-    assert answer.token_ids == expected
-    assert_same(cache_bytes(mine), cache_bytes(cache))
-
-
-def answered_with_images(client, images):
+    # the names of the images are enough to go on
     session = tiny.session(client)
     taken = received(client, session=session)
-    request = session.request(taken.token_ids, TOKENS, images=images)
+    request = session.request(taken.token_ids, TOKENS, spans=one.spans)
     request.go_on(taken.prefix)
-    return request.answer(None, TOKENS, (), None, continued(taken.record)), request.cache, None
+    answer = request.answer(None, TOKENS, (), None, continued(taken.record))
+    assert answer.token_ids == expected
+    assert_same(cache_bytes(request.cache), cache_bytes(cache))
+    # and what it left behind is found by the next turn, which has them as pixels
+    turn = [*one.token_ids, *expected]
+    hit = tiny.session(client).generate(turn, 1, images=images).report
+    assert hit.hit_tokens == len(turn) - 1
 
 
 def test_what_is_handed_over_has_the_size_of_the_arithmetic(client):

@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 import tiny_checkpoint as tiny
 from drafting import drafter
+from image_prompts import embeddings, picture
 from nodes import Node, until
 from tiny_checkpoint import BLOCK_TOKENS
 
 import kvstore
+from model_adapter.chat.tokens import IMAGE
 from model_adapter.decoding import SamplingParams, generate
 from model_adapter.demo.conversations import training_texts
 from model_adapter.demo.daemon import Daemon
 from model_adapter.dspark import SequenceDrafts
+from model_adapter.handover import Announcement, Sampling
+from model_adapter.handover.record import PROMPT_SUFFIX
 from model_adapter.tokenizer import encode_prompt, load_tokenizer
+from model_adapter.vision import place_images, read_image
 
 TEXT = " ".join(training_texts())
 SHORT, OTHER, LONG = TEXT[:900], TEXT[900:1800], TEXT[1800:11000]
@@ -84,6 +89,82 @@ def test_two_processes_say_what_one_does(start, speculate, sampling):
     # what was handed over is given back once it was used
     late = start("decode", "--wait-s", 0)
     assert late.end() == 3
+
+
+def pictured(directory, text: str, *seeds: int):
+    """A text with a picture in every part, the first in the first block, so that nothing of another
+    text's is hit: the flags that give it, its tokens, and the answer of one process."""
+    step = len(text) // len(seeds)
+    parts = [text[i * step : (i + 1) * step] for i in range(len(seeds))]
+    marked = "".join(f"{part[:40]}{IMAGE}{part[40:]}" for part in parts)
+    name = "-".join(map(str, seeds))
+    (directory / name).write_text(marked)
+    flags = ["--prompt-file", directory / name]
+    for seed in seeds:
+        path = directory / f"{seed}.png"
+        path.write_bytes(picture(seed))
+        flags += ["--image", path]
+    model = tiny.model()
+    images = [read_image(picture(seed), model.config.vision) for seed in seeds]
+    placed = place_images(ids_of(marked), images, model.config.image_token)
+    assert placed.images[0].start < BLOCK_TOKENS
+    cache = model.new_cache()
+    logits = model.prefill(cache, placed.token_ids, image_embeddings=embeddings(placed))
+    params = SamplingParams(TOKENS)
+    return flags, placed, list(generate(model, cache, logits, params, (1,)))
+
+
+@pytest.mark.parametrize("seeds", [(1,), (2, 3)])
+def test_images_are_handed_over_as_names(start, directory, seeds):
+    flags, _, expected = pictured(directory, SHORT, *seeds)
+    waiting = start("decode", "--max-tokens", TOKENS)
+    prefill = start("prefill", *flags, "--chunk-tokens", 64)
+    assert prefill.end() == 0, prefill.err
+    assert waiting.end() == 0, waiting.err
+    assert waiting.ids == expected
+    # other pixels are another prompt, of the same tokens
+    other, placed, said = pictured(directory, SHORT, *(seed + 10 for seed in seeds))
+    assert said != expected
+    assert start("prefill", *other).end() == 0
+    again = start("decode", "--max-tokens", TOKENS)
+    assert again.end() == 0, again.err
+    assert again.ids == said
+    assert f"{len(placed.token_ids)} tokens:" in again.err
+
+
+def test_images_are_computed_anew_from_pixels_alone(start, daemon, directory, request):
+    flags, placed, expected = pictured(directory, OTHER, 4)
+    announcement = Announcement(
+        placed.token_ids.astype(np.uint32), tuple(placed.spans), Sampling(0.0, 1.0, 0)
+    )
+    with kvstore.connect(daemon.url, deadline_s=5.0) as client:
+        handle = client.open_namespace(tiny.namespace())
+        client.put_handover(handle, request.node.name + PROMPT_SUFFIX, announcement.to_bytes())
+    recompute = ["--wait-s", 0.2, "--recompute", "--keep", "--max-tokens", TOKENS]
+    others, _, _ = pictured(directory, OTHER, 5)
+    for given in ((), others):
+        blind = start("decode", *recompute, *given)
+        assert blind.end() == 4, blind.err
+        assert "its prompt has 1 images, and the store does not keep pixels" in blind.err
+    seeing = start("decode", *recompute, *flags)
+    assert seeing.end() == 0, seeing.err
+    assert seeing.ids == expected
+
+
+def test_pictures_and_placeholders_have_to_agree(start, directory):
+    flags, _, _ = pictured(directory, SHORT, 1)
+    for arguments, says in (
+        (flags[:2], "1 image tokens behind the last of 0 images"),
+        ([*flags, *flags[2:]], f"1 image placeholders for 2 images; write {IMAGE} where each"),
+        ([*flags[:2], "--image", directory / "1"], "no picture of PNG"),
+        ([*flags[:2], "--image", directory / "none.png"], "none.png can't be read"),
+    ):
+        node = start("prefill", *arguments)
+        assert node.end() == 2
+        assert says in node.err
+    alone = start("decode", *flags[2:])
+    assert alone.end() == 2
+    assert "--image needs the --prompt-file" in alone.err
 
 
 def ready_blocks(daemon, text: str) -> int:

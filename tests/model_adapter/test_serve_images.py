@@ -5,8 +5,8 @@ import base64
 import openai
 import pytest
 import tiny_checkpoint as tiny
+from image_prompts import picture
 from serving import NAME, chatting, tokenizer
-from test_session_images import picture
 from tiny_checkpoint import BLOCK_TOKENS
 
 from model_adapter.chat.tokens import BOS, USER

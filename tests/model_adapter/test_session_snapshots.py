@@ -9,7 +9,7 @@ import tiny_checkpoint as tiny
 import torch
 from cache_bytes import assert_same, cache_bytes, draft_bytes
 from drafting import Coached, drafter
-from test_session_images import START, embeddings, picture, prompt
+from image_prompts import START, embeddings, picture, prompt
 from tiny_checkpoint import BLOCK_TOKENS, WINDOW
 
 from kvstore import PutOutcome
