@@ -8,6 +8,11 @@ what finds no room, stays out with everything below it.
 With a DRAM capacity beside the store's own, DRAM is a cache of the store's blocks under the same
 rules: what a request finds in the store or adds to it is promoted, and what leaves the store leaves
 DRAM.
+
+As published, a request is one step: its blocks take their place in the policy's order once all are
+in. Through a log they come as they are written: what the request found is used first, then blocks
+are added as far as there is room and take their place; without room the policy is asked about the
+next block alone, and so many victims go at once as fill a segment's dead part (`log_step`).
 """
 
 import heapq
@@ -19,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.bench.trace import Trace
-from kvstore.eviction import EvictionPolicy, Outlook, Surroundings
+from kvstore.eviction import EvictionPolicy, Outlook, Surroundings, own_end
 
 Counts = npt.NDArray[np.int64]
 PolicyMaker = Callable[[Surroundings], EvictionPolicy]
@@ -56,15 +61,17 @@ class Replay:
 
 
 class _Cache:
-    """One capacity under one policy. Block numbers are rows."""
+    """One capacity under one policy. Block numbers are rows. `log_step`: see `simulate`."""
 
-    def __init__(self, trace: Trace, make: PolicyMaker, capacity: int, now: list[float]) -> None:
-        self.capacity = capacity
+    def __init__(
+        self, trace: Trace, make: PolicyMaker, capacity: int, now: list[float], log_step: int = 0
+    ) -> None:
+        self.capacity, self._step = capacity, log_step
         self.policy = make(Surroundings(now_s=lambda: now[0], capacity_rows=lambda: capacity))
         self._in = bytearray(trace.unique)
         self._is_in = np.frombuffer(self._in, np.uint8)
-        self._children = array("i", bytes(4 * trace.unique))
-        self._child_counts = np.frombuffer(self._children, np.int32)
+        self.children = array("i", bytes(4 * trace.unique))
+        self._child_counts = np.frombuffer(self.children, np.int32)
         self._parent = array("i", trace.parent.tobytes())
         self._parents = np.frombuffer(self._parent, np.int32)
         self.used = self.evicted = self.refused = 0
@@ -82,7 +89,7 @@ class _Cache:
 
     def _take_out(self, rows: Sequence[int], keep: int) -> int:
         """Rows leave in their order, up to the first that has children or is `keep`."""
-        children, parents, went = self._children, self._parent, 0
+        children, parents, went = self.children, self._parent, 0
         parent = -1
         for row in rows:
             if children[row] or row == keep:
@@ -108,17 +115,16 @@ class _Cache:
         policy = self.policy
         rows = chain.astype(np.int64)
         policy.foresee(rows, held)
+        if self._step:
+            policy.touch(rows[:held])
+            return self._append(rows, held, gone)
         added = self._add(rows, held, gone) if held < len(rows) else 0
         policy.touch(rows[: held + added])
         return added
 
     def _add(self, rows: Counts, held: int, gone: Callable[[int], None] | None) -> int:
-        children, is_in, new = self._children, self._in, rows[held:]
+        new, before = rows[held:], self.used
         last = int(rows[held - 1]) if held else -1
-        before = self.used
-
-        def may_go(row: int) -> bool:
-            return not children[row] and row != last and bool(is_in[row])
 
         def leave(going: Sequence[int]) -> int:
             went = self._take_out(going, last)
@@ -127,14 +133,55 @@ class _Cache:
                     gone(row)
             return went
 
-        added = self.policy.exchange(new, self.capacity - before, may_go, leave)
+        added = self.policy.exchange(new, self.capacity - before, self._may_go(last), leave)
         self.evicted += before - self.used
         self.refused += len(new) - added
-        self.used += added
-        self._is_in[new[:added]] = 1
-        # a first block has no parent
-        self._child_counts[self._parents[new[not held : added]]] += 1
+        self._enter(rows, held, held + added)
         return added
+
+    def _append(self, rows: Counts, held: int, gone: Callable[[int], None] | None) -> int:
+        at = held
+        while at < len(rows):
+            room = self.capacity - self.used or self._make_room(rows, at, gone)
+            if not room:
+                break
+            end = min(len(rows), at + room)
+            for row in rows[at:end].tolist():
+                self.policy.add(row)
+            self._enter(rows, at, end)
+            self.policy.arrived(rows[:end])
+            at = end
+        self.refused += len(rows) - at
+        return at - held
+
+    def _make_room(self, rows: Counts, at: int, gone: Callable[[int], None] | None) -> int:
+        """Places for `rows[at:]`, given up by victims; 0 where the first is worth less."""
+        last, went = int(rows[at - 1]) if at else -1, 0
+        may_go = self._may_go(last)
+        victim = self.policy.victim(may_go)
+        if victim is None or not self.policy.admits(int(rows[at]), victim):
+            return 0
+        while victim is not None and went < self._step:
+            self.policy.remove(victim)
+            self._take_out((victim,), last)
+            if gone:
+                gone(victim)
+            went += 1
+            victim = self.policy.victim(may_go)
+        self.evicted += went
+        return went
+
+    def _may_go(self, last: int) -> Callable[[int], bool]:
+        """Leaves that are in, but not the `last` block of the request that is."""
+        children, is_in = self.children, self._in
+        return lambda row: not children[row] and row != last and bool(is_in[row])
+
+    def _enter(self, rows: Counts, start: int, end: int) -> None:
+        new = rows[start:end]
+        self.used += len(new)
+        self._is_in[new] = 1
+        # a first block has no parent
+        self._child_counts[self._parents[new[not start :]]] += 1
 
 
 def simulate(
@@ -144,15 +191,17 @@ def simulate(
     name: str = "",
     dram_capacity: int = 0,
     hints: bool = False,
+    log_step: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Replay:
     """Play a trace through one policy.
 
     `make`: gives an empty policy; called once per tier. `capacity`, `dram_capacity`: blocks.
     `hints`: tell the policy at the end of every answer what the client knew then (`Outlook`).
+    `log_step`: the store is a log that gains so many places at a time; 0: it is not.
     """
     now = [0.0]
-    store = _Cache(trace, make, capacity, now)
+    store = _Cache(trace, make, capacity, now, log_step)
     dram = _Cache(trace, make, dram_capacity, now) if dram_capacity else None
     hit_dram = np.zeros(trace.requests, np.int64)
     hit_store = np.zeros(trace.requests, np.int64)
@@ -194,8 +243,13 @@ def simulate(
 
 
 def _tell(store: _Cache, dram: _Cache | None, trace: Trace, request: int) -> None:
-    chain = trace.chain(request).astype(np.int64)
+    chain = trace.chain(request)
     outlook = Outlook(int(trace.outlook[request]))
-    store.policy.answered(chain, outlook)
-    if dram:
-        dram.policy.answered(chain, outlook)
+    there = chain[: store.held(chain)].astype(np.int64)
+    useless = own_end(there, store.children) if outlook is Outlook.END_OF_SESSION else ()
+    for cache in (store, dram):
+        if cache is None:
+            continue
+        if outlook is not Outlook.END_OF_SESSION:
+            cache.policy.answered(there, outlook)
+        cache.policy.cool(useless)

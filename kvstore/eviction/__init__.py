@@ -2,7 +2,7 @@
 
 from kvstore.block import Outlook
 from kvstore.eviction.arc import Arc
-from kvstore.eviction.base import ALONE, EvictionPolicy, Surroundings
+from kvstore.eviction.base import ALONE, EvictionPolicy, Surroundings, own_end
 from kvstore.eviction.gittins import Gittins
 from kvstore.eviction.lru import LRU
 from kvstore.eviction.s3_fifo import S3Fifo
@@ -31,4 +31,5 @@ __all__ = [
     "Sieve",
     "Surroundings",
     "WTinyLfu",
+    "own_end",
 ]

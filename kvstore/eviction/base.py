@@ -56,6 +56,17 @@ class Surroundings:
 ALONE = Surroundings()
 
 
+def own_end(chain: Chain, children: Sequence[int]) -> list[int]:
+    """The end of a chain (root first) that no other chain goes through, deepest first: what the end
+    of its session makes useless. `children`: per row, how many others follow it."""
+    end = list[int]()
+    for row in reversed(np.asarray(chain, np.int64).tolist()):
+        if children[row] > bool(end):
+            break
+        end.append(row)
+    return end
+
+
 class EvictionPolicy(ABC):
     """See the module. Rows are integers ≥ 0; memory is bounded by the highest row number."""
 
@@ -114,9 +125,9 @@ class EvictionPolicy(ABC):
 
     def answered(self, chain: Chain, outlook: Outlook) -> None:
         """The answer to the last request for `chain` (root first) ended. Rows that are not in are
-        passed over."""
-        if outlook is Outlook.END_OF_SESSION:
-            self.cool(chain[::-1])
+        passed over. At the end of a session the caller cools what it made useless (`own_end`)
+        instead."""
+        return
 
     @abstractmethod
     def __len__(self) -> int:

@@ -280,7 +280,6 @@ class Gittins(EvictionPolicy):
         self._runs.kind[run] = kind
 
     def answered(self, chain: Chain, outlook: Outlook) -> None:
-        super().answered(chain, outlook)
         runs = self._runs
         path = runs.path(chain)
         now = self.surroundings.now_s()

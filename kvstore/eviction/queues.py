@@ -4,7 +4,7 @@ The published algorithms know independent objects. Two additions make them fit c
 contract, the same for all: rows enter their queue with their first touch, deepest first, so that of
 blocks that came together the leaf goes first; and a row that was refused when its turn came is
 parked, so that it is not met again and again, and keeps its turn once it is reconsidered. Memory:
-about 100 bytes per row, plus what the algorithm remembers of rows that have gone.
+about 110 bytes per row, plus what the algorithm remembers of rows that have gone.
 """
 
 from abc import abstractmethod
@@ -100,6 +100,7 @@ class QueuePolicy(EvictionPolicy):
     def __init__(self, surroundings: Surroundings = ALONE) -> None:
         super().__init__(surroundings)
         self._state = array("B")
+        self._names = array("Q")
         self._rows = 0
         self._fresh: Names = OrderedDict()
         self._cooled: Names = OrderedDict()
@@ -134,7 +135,8 @@ class QueuePolicy(EvictionPolicy):
         return self.surroundings.capacity_rows() or self._most
 
     def _name(self, row: int) -> int:
-        return int(self.surroundings.identity(np.array([row], np.int64))[0])
+        """The identity of a placed row's block."""
+        return self._names[row]
 
     def __len__(self) -> int:
         return self._rows
@@ -148,6 +150,7 @@ class QueuePolicy(EvictionPolicy):
         if row >= len(self._state):
             more = max(row + 1 - len(self._state), _ROWS_MIN, len(self._state) // 8)
             self._state = self._state + array("B", bytes(more))
+            self._names = self._names + array("Q", bytes(8 * more))
         self._state[row] = _FRESH
         self._rows += 1
         self._fresh[row] = None
@@ -166,7 +169,10 @@ class QueuePolicy(EvictionPolicy):
         placed = leaf_first[state == _PLACED]
         if len(placed):
             self._hit(placed)
-        for row in leaf_first[state == _FRESH].tolist():
+        fresh = leaf_first[state == _FRESH]
+        if len(fresh):
+            np.frombuffer(self._names, np.uint64)[fresh] = self.surroundings.identity(fresh)
+        for row in fresh.tolist():
             del self._fresh[row]
             self._state[row] = _PLACED
             self._enter(row)

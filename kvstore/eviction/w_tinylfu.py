@@ -19,9 +19,9 @@ _COUNT_MAX = 15
 _SAMPLE_PER_NAME = 10
 _COUNTERS_PER_NAME = 8
 _NAMES_MIN = 1024
-_MIX = np.array(
-    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
-)[:, None]
+_MIXERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_MIX = np.array(_MIXERS, np.uint64)[:, None]
+_WORD = (1 << 64) - 1
 
 
 class _Sketch:
@@ -30,8 +30,10 @@ class _Sketch:
     def __init__(self, names: int) -> None:
         names = max(_NAMES_MIN, names)
         bits = (names * _COUNTERS_PER_NAME).bit_length()
-        self._shift = np.uint64(64 - bits)
+        self._bits_off = 64 - bits
+        self._shift = np.uint64(self._bits_off)
         self._counts = np.zeros((_DEPTH, 1 << bits), np.uint8)
+        self._line_counts = [memoryview(line) for line in self._counts]
         self._lines = np.arange(_DEPTH)[:, None]
         self._sample = _SAMPLE_PER_NAME * names
         self._seen = 0
@@ -53,10 +55,14 @@ class _Sketch:
             self._counts >>= 1
             self._seen //= 2
 
-    def of(self, names: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-        """Estimated counts."""
-        counts: npt.NDArray[np.uint8] = self._counts[self._lines, self._cells(names)].min(axis=0)
-        return counts
+    def of(self, name: int) -> int:
+        """Estimated count; the cells of `_cells`, in integers: one name is no work for NumPy."""
+        mixed, least = name ^ (name >> 29), _COUNT_MAX
+        for counts, mix in zip(self._line_counts, _MIXERS, strict=True):
+            product = mixed * mix & _WORD
+            cell = ((product ^ (product >> 32)) * _MIXERS[0] & _WORD) >> self._bits_off
+            least = min(least, counts[cell])
+        return least
 
 
 class WTinyLfu(QueuePolicy):
@@ -146,8 +152,8 @@ class WTinyLfu(QueuePolicy):
 
     def _beats(self, candidate: int, rival: int) -> bool:
         names = self.surroundings.identity(np.array([candidate, rival], np.int64))
-        new, old = self._sketch.of(names).tolist()
-        return bool(new > old)
+        new, old = map(self._sketch.of, names.tolist())
+        return new > old
 
     def _main_victim(self, may_go: Callable[[int], bool]) -> int | None:
         row = self._probation.first(may_go)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvstore.block import Outlook, Tier
 from kvstore.config import EvictionConfig
-from kvstore.eviction import POLICIES, EvictionPolicy, Surroundings
+from kvstore.eviction import POLICIES, EvictionPolicy, Surroundings, own_end
 from kvstore.index import BlockIndex
 
 Rows = npt.NDArray[np.int64]
@@ -90,21 +90,12 @@ class TierPolicies:
         have its first `lasting` rows. Of those that it can't have, or of all at the end of a
         session, what no other chain goes through is of no use any more."""
         keep = 0 if outlook is Outlook.END_OF_SESSION else lasting
-        useless = self._own_end(chain, keep)
+        useless = own_end(chain[keep:], self._index.children)
         rest = np.asarray(chain[: len(chain) - len(useless)], np.int64)
         for _, policy in self._told():
             if outlook is not Outlook.END_OF_SESSION:
                 policy.answered(rest, outlook)
             policy.cool(useless)
-
-    def _own_end(self, chain: Sequence[int], keep: int) -> Rows:
-        """The end of a chain behind `keep` rows, deepest first, up to where another joins it."""
-        children, end = self._index.children, list[int]()
-        for row in list(chain)[keep:][::-1]:
-            if children[row] > bool(end):
-                break
-            end.append(row)
-        return np.array(end, np.int64)
 
     def arrived(self, rows: Sequence[int], tier: Tier) -> None:
         """Rows were added to a tier's policy."""
