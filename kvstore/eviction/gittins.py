@@ -368,6 +368,8 @@ class Gittins(EvictionPolicy):
         self._left_as.extend([number] * len(rows))
         self._rows -= len(rows)
         if runs.rows[run]:
+            # a tier may lose a row before those that follow it
+            runs.after[run] = NONE
             if not runs.offered[run]:
                 self._offer(run)
             return

@@ -164,6 +164,11 @@ class Runs:
         assert all(self.rows[run] for run in live), "a run has no rows"
         assert sorted([*live, *self._free]) == list(range(len(self.rows))), "a number was lost"
         assert len({self.stamp[run] for run in live}) == len(live), "two runs share a stamp"
+        for run in live:
+            after = self.after[run]
+            assert after < 0 or (self.stamp[after] and self.above[after] == self.rows[run][-1]), (
+                "a chain goes on with a run that does not follow it"
+            )
 
     def _place(self, rows: list[int], run: int) -> None:
         if len(rows) < 8:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from benchmarks import bench_policies
 from kvstore.bench import pictures
+from kvstore.bench.sweep import CLASSICS
 from kvstore.cli.app import app, main
 from kvstore.errors import InvalidRequest
 
@@ -116,10 +117,71 @@ def test_the_table_at_its_smoke_size(tmp_path, capsys):
     traces = json.loads(path.read_text())["traces"]
     assert traces.keys() == {"mooncake-conversation", "weka-cap60"}
     for one in traces.values():
-        assert {r["policy"] for r in one["replays"]} >= {*bench_policies.CLASSICS, "gittins"}
+        assert {r["policy"] for r in one["cells"].values()} >= {*CLASSICS, "gittins", "optimum"}
+        assert all(r["us_per_access"] > 0 for r in one["cells"].values())
+        assert one["scan"].keys() == {"lru", "gittins", "optimum"}
+        assert one["targets"].keys() == {"0.25"}
         for row in one["targets"].values():
             assert row["optimum"] >= row["ours"]
-    assert "us_per_access" in traces["weka-cap60"]["replays"][0]
+    capsys.readouterr()
+    assert bench_policies.main(["--table", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    for name, one in traces.items():
+        assert f"**{name}**" in printed
+        for row in one["cells"].values():
+            assert f"| {row['policy']} | {row['hit_rate'] * 100:.1f} |" in printed
+
+
+def test_a_table_goes_on_with_what_is_missing_or_made_by_other_code(tmp_path, monkeypatch):
+    path, made, measure = tmp_path / "policies.json", [], bench_policies.measure
+    run = ["--smoke", "--only", "mooncake-conversation", "--json", str(path)]
+
+    def break_off(trace, policy, capacity):
+        if policy == "arc" and not made.count("arc"):
+            made.append(policy)
+            raise KeyboardInterrupt
+        made.append(policy)
+        return measure(trace, policy, capacity)
+
+    monkeypatch.setattr(bench_policies, "measure", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        bench_policies.main(run)
+    assert made == ["lru", "sieve", "s3_fifo", "arc"]
+    made[:] = ["arc"]
+    assert bench_policies.main(run) == 0
+    assert made[1:] == ["arc", "w_tinylfu", "optimum", "gittins", "lru", "optimum", "gittins"]
+    made[:] = ["arc"]
+    assert bench_policies.main(run) == 0
+    assert made == ["arc"]
+    whole = json.loads(path.read_text())
+    whole["traces"]["mooncake-conversation"]["cells"]["sieve@0.25"]["version"] = "other"
+    path.write_text(json.dumps(whole))
+    assert bench_policies.main(run) == 0
+    assert made == ["arc", "sieve"]
+
+
+def test_the_version_of_a_cell_is_that_of_the_code_that_makes_it(monkeypatch):
+    names = [*CLASSICS, "optimum", "gittins"]
+    versions = {name: bench_policies.version_of(name) for name in names}
+    assert len(set(versions.values())) == len(names)
+    assert bench_policies.version_of("gittins+hints") == versions["gittins"]
+    read_text = Path.read_text
+
+    def differ_with(file):
+        def changed(path):
+            return read_text(path) + ("\nchanged = 1\n" if path.name == file else "")
+
+        monkeypatch.setattr(Path, "read_text", changed)
+        return {n for n in names if bench_policies.version_of(n) != versions[n]}
+
+    assert differ_with("arc.py") == {"arc"}
+    assert differ_with("queues.py") == {"sieve", "s3_fifo", "arc", "w_tinylfu"}
+    assert differ_with("reuse_times.py") == {"gittins"}
+    assert differ_with("belady.py") == {"optimum"}
+    assert differ_with("weka.py") == set(names)
+    assert differ_with("lease.py") == set()
+    monkeypatch.setattr(Path, "read_text", lambda path: read_text(path) + "\n# a comment\n")
+    assert all(bench_policies.version_of(name) == versions[name] for name in names)
 
 
 def test_better_guesses_hit_more(tmp_path):
@@ -135,7 +197,7 @@ def test_costs_of_every_policy(tmp_path):
     chosen = ["--only", "mooncake-conversation", "--json", str(path)]
     assert bench_policies.main(["--smoke", "--costs", *chosen]) == 0
     costs = json.loads(path.read_text())["traces"]["mooncake-conversation"]["us_per_access"]
-    assert costs.keys() == {*bench_policies.CLASSICS, "gittins", "optimum"}
+    assert costs.keys() == {*CLASSICS, "gittins", "optimum"}
     assert min(costs.values()) > 0
 
 

@@ -11,7 +11,7 @@ from kvstore.bench.sweep import blocks_of, maker, sweep
 from kvstore.bench.trace import Request, build, with_one_offs
 from kvstore.block import TierCost
 from kvstore.errors import InvalidRequest
-from kvstore.eviction import LRU, POLICIES, Outlook
+from kvstore.eviction import LRU, POLICIES, Outlook, own_end
 
 
 def trace_of(*chains, step_s=1.0):
@@ -184,6 +184,66 @@ def test_a_hint_frees_the_room_of_a_session_that_ended():
     trace = build("test", 4, requests)
     assert simulate(trace, LRU, 8).hit_store.tolist() == [0, 0, 0, 0]
     assert simulate(trace, LRU, 8, hints=True).hit_store.tolist() == [0, 0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("chains", "ended", "useless"),
+    [
+        (["abcd"], "abcd", "dcba"),
+        (["abcd", "abxy"], "abcd", "dc"),
+        (["abcd", "abxy", "abcz"], "abcd", "d"),
+        # another chain goes on from its very end
+        (["abcd", "abcde"], "abcd", ""),
+        ([], "", ""),
+    ],
+)
+def test_the_end_of_a_session_makes_its_own_blocks_useless(chains, ended, useless):
+    names = sorted({c[:n] for c in chains for n in range(1, len(c) + 1)})
+    children = [sum(len(o) == len(n) + 1 and o.startswith(n) for o in names) for n in names]
+    chain = np.array([names.index(ended[:n]) for n in range(1, len(ended) + 1)], np.int64)
+    assert "".join(names[row][-1] for row in own_end(chain, children)) == useless
+
+
+def test_the_end_of_a_session_leaves_what_others_share():
+    """Two sessions share their first blocks; of the one that goes on only those still fit."""
+    shared = [1, 2]
+    requests = [
+        Request(0.0, [*shared, 13, 14], 16),
+        Request(1.0, [*shared, 23, 24], 16, outlook=Outlook.END_OF_SESSION),
+        Request(2.0, [31, 32], 8),
+        Request(3.0, [*shared, 13, 14], 16),
+    ]
+    trace = build("test", 4, requests)
+    assert simulate(trace, LRU, 6, hints=True).hit_store.tolist() == [0, 2, 0, 4]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("capacity", [1, 3, 7])
+def test_recency_is_the_same_in_a_log_that_gains_a_place_at_a_time(seed, capacity):
+    trace = random_trace(seed, requests=200)
+    logged, plain = (simulate(trace, LRU, capacity, log_step=step) for step in (1, 0))
+    assert logged.hit_store.tolist() == plain.hit_store.tolist()
+    assert (logged.added, logged.evicted) == (plain.added, plain.evicted)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("step", [1, 4, 50])
+def test_a_log_keeps_its_books_under_every_policy(name, step):
+    trace = random_trace(step, requests=300, letters="abcd", longest=7)
+    made = []
+
+    def make(surroundings):
+        made.append(POLICIES[name](surroundings))
+        return made[-1]
+
+    replay = simulate(trace, make, 30, dram_capacity=10, hints=True, log_step=step)
+    best = simulate(trace, lambda surroundings: Belady(trace), 30)
+    assert 0 < (replay.hit_store + replay.hit_dram).sum() <= best.hit_store.sum()
+    assert replay.added - replay.evicted == len(made[0]) <= 30
+    asked = np.diff(trace.start) - replay.hit_store - replay.hit_dram
+    assert replay.added + replay.refused == asked.sum()
+    for policy in made:
+        policy.check_integrity()
 
 
 def test_sweeping_names_what_is_unknown():
