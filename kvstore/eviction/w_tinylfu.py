@@ -33,7 +33,7 @@ class _Sketch:
         self._bits_off = 64 - bits
         self._shift = np.uint64(self._bits_off)
         self._counts = np.zeros((_DEPTH, 1 << bits), np.uint8)
-        self._line_counts = [memoryview(line) for line in self._counts]
+        self._line_counts = [line.data for line in self._counts]
         self._lines = np.arange(_DEPTH)[:, None]
         self._sample = _SAMPLE_PER_NAME * names
         self._seen = 0
