@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,16 @@ def keys_of(blocks: list[BlockPut]) -> list[bytes]:
     return [block.key for block in blocks]
 
 
+def until(true: Callable[[], Any], wait_s: float = 60.0) -> None:
+    """Wait until something is true. Raises `AssertionError` after `wait_s`."""
+    ends_s = time.monotonic() + wait_s
+    while not true():
+        assert time.monotonic() < ends_s, f"it did not come true within {wait_s:g} s"
+        time.sleep(0.02)
+
+
 class Daemon:
-    """`kvstore serve` as a process of its own."""
+    """`kvstore serve` as a process of its own; a context manager, which starts and kills it."""
 
     def __init__(self, listen: str, directory: Path | None, settings: dict[str, Any]) -> None:
         self.url = listen.replace("tcp://", "dns:///")
@@ -108,6 +117,12 @@ class Daemon:
         if self.process is not None:
             self.process.kill()
             self.wait()
+
+    def __enter__(self) -> "Daemon":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 from daemons import Daemon
 
 from kvstore.server.messages import method_path
@@ -101,6 +102,23 @@ def call_frame(name: str, message: Any, body: bytes = b"", **more: Any) -> bytes
     data = message if isinstance(message, bytes) else message.SerializeToString()
     parts = frames.encode(Kind.CALL, data, [body], method=NUMBER_OF_METHOD[name], **more)
     return b"".join(parts)
+
+
+def mangled(rng: np.random.Generator, frame: bytes) -> bytes:
+    """A frame with bytes changed, cut off or put in, or no frame at all."""
+    data = bytearray(frame)
+    kind = rng.integers(4)
+    if kind == 0:
+        for at in rng.integers(0, len(data), rng.integers(1, 8)):
+            data[at] = rng.integers(256)
+    elif kind == 1:
+        del data[rng.integers(0, len(data)) :]
+    elif kind == 2:
+        at = rng.integers(0, len(data))
+        data[at:at] = rng.bytes(int(rng.integers(1, 64)))
+    else:
+        data = bytearray(rng.bytes(int(rng.integers(1, 200))))
+    return bytes(data)
 
 
 def open_fds(daemon: Daemon) -> int:

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daemons import (
-    SMALL,
-    STORE_SETTINGS,
-    Daemon,
-    Door,
-    chain,
-    free_port,
-    fresh_namespace,
-    keys_of,
-)
+from daemons import SMALL, STORE_SETTINGS, Door, chain, fresh_namespace, keys_of
+from doors import doors_of, opened, serving
 
 from kvstore import (
     BlockPut,
@@ -49,35 +41,21 @@ DAEMON_SETTINGS = {
     "server.data_port.frame_bytes_max": "64KiB",
 }
 KINDS = ("file", "unix", "unix?data=shared", "unix?data=port", "unix?data=grpc", "dns")
-DOORS = [(kind, flavour) for kind in KINDS for flavour in ("sync", "async")]
 STORED, HIT = PutOutcome.STORED, Outcome.HIT
 
 
 @pytest.fixture(scope="module")
 def daemon_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("doors")
-    listens = {"unix": f"unix://{folder}/kv.sock", "dns": f"tcp://127.0.0.1:{free_port()}"}
-    daemons = {
-        kind: Daemon(listen, folder / kind, DAEMON_SETTINGS) for kind, listen in listens.items()
-    }
-    try:
-        yield {kind: daemon.start().url for kind, daemon in daemons.items()}
-    finally:
-        for daemon in daemons.values():
-            daemon.kill()
+    with serving(tmp_path_factory.mktemp("doors"), DAEMON_SETTINGS, on_disk=True) as urls:
+        yield urls
 
 
-@pytest.fixture(params=DOORS, ids="-".join)
+@pytest.fixture(params=doors_of(KINDS), ids="-".join)
 def door(
     request: pytest.FixtureRequest, daemon_urls: dict[str, str], tmp_path: Path
 ) -> Iterator[Door]:
-    kind, flavour = request.param
-    settings = STORE_SETTINGS if kind == "file" else {}
-    name, query, data = kind.partition("?")
-    url = daemon_urls.get(name, f"file://{tmp_path}/store")
-    door = Door(url + query + data, flavour == "async", **settings)
-    yield door
-    door.close()
+    with opened(request.param, daemon_urls, tmp_path, STORE_SETTINGS) as door:
+        yield door
 
 
 def put_chain(door: Door, ns: NamespaceHandle, blocks: int, seed: int = 0) -> list[BlockPut]:

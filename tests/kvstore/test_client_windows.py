@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daemons import SMALL, STORE_SETTINGS, Daemon, Door, chain, free_port, keys_of
+from daemons import SMALL, STORE_SETTINGS, Door, chain, keys_of
+from doors import doors_of, opened, serving
 
 from kvstore import ImageSpan, Namespace, NamespaceHandle, PutOutcome, connect, snapshot_key
 from kvstore.errors import InvalidRequest, MessageTooLarge, UnknownNamespace
@@ -23,7 +24,6 @@ DAEMON_SETTINGS = {
     "server.data_port.frame_bytes_max": "64KiB",
 }
 KINDS = ("file", "unix", "unix?data=port", "unix?data=grpc", "dns")
-DOORS = [(kind, flavour) for kind in KINDS for flavour in ("sync", "async")]
 SIZES = (0, 1, 4096, 40_000, 65_536, 65_537, 200_000)
 """Of payloads: below, at and above a page, a message and a frame."""
 STORED = PutOutcome.STORED
@@ -32,27 +32,16 @@ BLOCK = SMALL.block_tokens
 
 @pytest.fixture(scope="module")
 def daemon_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("windows")
-    listens = {"unix": f"unix://{folder}/kv.sock", "dns": f"tcp://127.0.0.1:{free_port()}"}
-    daemons = {kind: Daemon(listen, None, DAEMON_SETTINGS) for kind, listen in listens.items()}
-    try:
-        yield {kind: daemon.start().url for kind, daemon in daemons.items()}
-    finally:
-        for daemon in daemons.values():
-            daemon.kill()
+    with serving(tmp_path_factory.mktemp("windows"), DAEMON_SETTINGS, on_disk=False) as urls:
+        yield urls
 
 
-@pytest.fixture(params=DOORS, ids="-".join)
+@pytest.fixture(params=doors_of(KINDS), ids="-".join)
 def door(
     request: pytest.FixtureRequest, daemon_urls: dict[str, str], tmp_path: Path
 ) -> Iterator[Door]:
-    kind, flavour = request.param
-    settings = SETTINGS if kind == "file" else {}
-    name, query, data = kind.partition("?")
-    url = daemon_urls.get(name, f"file://{tmp_path}/store")
-    door = Door(url + query + data, flavour == "async", **settings)
-    yield door
-    door.close()
+    with opened(request.param, daemon_urls, tmp_path, SETTINGS) as door:
+        yield door
 
 
 def tokens_of(count: int, seed: int = 0) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":

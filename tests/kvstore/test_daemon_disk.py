@@ -5,13 +5,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from daemons import ROOT, STORE_SETTINGS, Daemon, chain, fresh_namespace, keys_of
+from daemons import ROOT, STORE_SETTINGS, Daemon, chain, fresh_namespace, keys_of, until
 
 from kvstore import (
     BlockPut,
@@ -72,13 +71,6 @@ def client(daemon: FaultyDaemon) -> Iterator[Client]:
         until(lambda: accepting(client))
         yield client
         daemon.order({})
-
-
-def until(true: Callable[[], Any]) -> None:
-    ends_s = time.monotonic() + 60.0
-    while not true():
-        assert time.monotonic() < ends_s, "it did not come true"
-        time.sleep(0.05)
 
 
 def accepting(client: Client) -> bool:

@@ -4,14 +4,14 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from daemons import STORE_SETTINGS, Daemon, chain, free_port, fresh_namespace, keys_of
-from port_peer import Peer, call_frame, hello, open_fds, open_frame
+from daemons import STORE_SETTINGS, Daemon, chain, free_port, fresh_namespace, keys_of, until
+from port_peer import Peer, call_frame, hello, mangled, open_fds, open_frame
 
 from kvstore import DS41F_LAYOUT, Outcome, PutOutcome, connect
 from kvstore.errors import Unavailable
@@ -31,27 +31,18 @@ SETTINGS = {
     "server.data_port.frame_bytes_max": "8MiB",
 }
 STORED = PutOutcome.STORED
-WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("port")
-    daemon = Daemon(f"unix://{folder}/kv.sock", None, SETTINGS)
-    yield daemon.start()
-    daemon.kill()
+    with Daemon(f"unix://{folder}/kv.sock", None, SETTINGS) as daemon:
+        yield daemon
 
 
 def counters(daemon: Daemon) -> dict[str, int]:
     with connect(f"{daemon.url}?data=grpc") as client:
         return client.stat().counters
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def still_serves(daemon: Daemon) -> None:
@@ -381,22 +372,6 @@ def test_tcp_has_a_data_port_of_its_own(tmp_path: Path) -> None:
 
 
 # fuzz
-
-
-def mangled(rng: np.random.Generator, frame: bytes) -> bytes:
-    data = bytearray(frame)
-    kind = rng.integers(4)
-    if kind == 0:
-        for at in rng.integers(0, len(data), rng.integers(1, 8)):
-            data[at] = rng.integers(256)
-    elif kind == 1:
-        del data[rng.integers(0, len(data)) :]
-    elif kind == 2:
-        at = rng.integers(0, len(data))
-        data[at:at] = rng.bytes(int(rng.integers(1, 64)))
-    else:
-        data = bytearray(rng.bytes(int(rng.integers(1, 200))))
-    return bytes(data)
 
 
 def test_fuzzed_peers_leave_no_trace(daemon: Daemon, seed: int, long: bool) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from daemons import ROOT, STORE_SETTINGS, Daemon, chain, free_port, fresh_namespace, keys_of
+from daemons import ROOT, STORE_SETTINGS, Daemon, chain, free_port, fresh_namespace, keys_of, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore import Client, PutOutcome, connect
@@ -111,13 +110,6 @@ def refuses(client: Client) -> bool:
     except Unavailable:
         return True
     return False
-
-
-def until(condition: Any) -> None:
-    ends_s = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 def test_draining_finishes_what_is_in_flight_and_takes_nothing_new(

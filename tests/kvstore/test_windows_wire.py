@@ -1,7 +1,6 @@
 """The messages of the window pool from peers that are ordinary, wrong, slow, hostile or gone."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +8,8 @@ import grpc
 import numpy as np
 import pytest
 import xxhash
-from daemons import STORE_SETTINGS, Daemon, fresh_namespace
-from port_peer import Peer, call_frame, open_fds, open_frame
-from test_data_port import mangled
+from daemons import STORE_SETTINGS, Daemon, fresh_namespace, until
+from port_peer import Peer, call_frame, mangled, open_fds, open_frame
 
 from kvstore import NamespaceHandle, PutOutcome, connect
 from kvstore.server.port.frames import Kind
@@ -37,9 +35,8 @@ KEPT = np.random.default_rng(5).bytes(50_000)
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("wire")
-    daemon = Daemon(f"unix://{folder}/kv.sock", None, SETTINGS)
-    yield daemon.start()
-    daemon.kill()
+    with Daemon(f"unix://{folder}/kv.sock", None, SETTINGS) as daemon:
+        yield daemon
 
 
 @pytest.fixture
@@ -60,13 +57,6 @@ def ns(daemon: Daemon) -> Iterator[NamespaceHandle]:
         client.drop_handover(ns, "kept")
         windows = client.stat().windows
         assert (windows.objects, windows.used_bytes) == (0, 0)
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def put_messages(ns: NamespaceHandle, payload: bytes, step: int = 30_000, **head: Any) -> list[Any]:
