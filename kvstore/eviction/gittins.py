@@ -30,7 +30,7 @@ overwrites an earlier one of the same cell. Only what has happened is used, neve
 Cost: blocks that came and were used together are one run (`runs`) with one set of books, so a
 request costs a few steps per run and only the table of names is touched per block. Worth changes
 with age, so all ends of chains are valued anew now and then (`ends`): a constant per access.
-Memory: 60 bytes per row, 250 per run and 45 per remembered block.
+Memory: 17 bytes per row, 250 per run and 45 per remembered block.
 """
 
 import math
@@ -47,7 +47,7 @@ from kvstore.eviction.block_classes import OUTLOOKS, class_of, groups, moved
 from kvstore.eviction.ends import Ends
 from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
-from kvstore.eviction.runs import NONE, Runs
+from kvstore.eviction.runs import NONE, RowArray, Runs, row_array
 
 _LOADED_ROWS: Final = 64
 _SHARED_FACTOR: Final = 0.5
@@ -77,11 +77,11 @@ class Gittins(EvictionPolicy):
         self._ends = Ends(self._runs, self._times, cost_growth_per_block)
         self._names = np.zeros(0, np.uint64)
         self._rows = 0
-        self._left, self._left_as = array("q"), array("q")
+        self._left, self._left_as = array("i"), array("q")
         self._cooled: dict[int, None] = {}
         # the request that was foreseen last
         self._foreseen = False
-        self._new: list[int] = []
+        self._new = row_array(())
         self._pieces: list[_Piece] = []
         self._entered = self._piece = 0
         self._came_s = 0.0
@@ -109,7 +109,7 @@ class Gittins(EvictionPolicy):
         self._came_s = now = self.surroundings.now_s()
         self._path_gap = self._path_pace = math.nan
         new = rows[held:]
-        self._new, self._pieces = new.tolist(), []
+        self._new, self._pieces = row_array(new), []
         self._entered = self._piece = 0
         if not len(new):
             return
@@ -322,7 +322,7 @@ class Gittins(EvictionPolicy):
             start = end
         return start
 
-    def _enter(self, rows: list[int], piece: _Piece) -> None:
+    def _enter(self, rows: RowArray, piece: _Piece) -> None:
         if rows:
             self._runs.make(rows, self._arriving(piece.kind, piece.uses))
             self._rows += len(rows)
@@ -360,7 +360,7 @@ class Gittins(EvictionPolicy):
         """The worth of a new block once it is in."""
         return self._times.worth(piece.kind, 0.0) * (1 + self._growth * piece.end)
 
-    def _let_go(self, run: int, rows: list[int]) -> None:
+    def _let_go(self, run: int, rows: RowArray) -> None:
         """Rows that were the tail of a run have left it."""
         runs = self._runs
         number = self._gone.note(runs.record(run))
@@ -384,7 +384,7 @@ class Gittins(EvictionPolicy):
             self._add_foreseen(row, at)
             return
         past = self._meet(row)
-        self._offer(self._runs.make([row], past))
+        self._offer(self._runs.make(row_array((row,)), past))
         self._rows += 1
 
     def _add_foreseen(self, row: int, at: int) -> None:
@@ -398,7 +398,7 @@ class Gittins(EvictionPolicy):
             runs.run_of[row] = run
             self._rows += 1
         else:
-            self._enter([row], self._pieces[self._piece])
+            self._enter(row_array((row,)), self._pieces[self._piece])
         self._entered += 1
 
     def _meet(self, row: int) -> Record:
@@ -420,13 +420,13 @@ class Gittins(EvictionPolicy):
         run = self._runs.ending_at(row)
         self._runs.rows[run].pop()
         self._runs.run_of[row] = NONE
-        self._let_go(run, [row])
+        self._let_go(run, row_array((row,)))
 
     def _flush(self) -> None:
         if self._left:
-            rows = np.frombuffer(self._left, np.int64)
+            rows = np.frombuffer(self._left, np.int32)
             self._gone.remember(self._names[rows], np.frombuffer(self._left_as, np.int64))
-            self._left, self._left_as = array("q"), array("q")
+            self._left, self._left_as = array("i"), array("q")
 
     def cool(self, rows: Chain) -> None:
         for row in np.asarray(rows, np.int64).tolist():
@@ -485,12 +485,8 @@ class Gittins(EvictionPolicy):
         self._names[coldest_first] = self.surroundings.identity(coldest_first)
         now, kind = self.surroundings.now_s(), class_of(1, False, False, math.nan)
         past = Record(now, now, kind, math.nan, 1)
-        order = coldest_first[::-1].tolist()
         # pieces of the order as runs; the coldest is the deepest, as if all were one chain
-        for start in range((len(order) - 1) // _LOADED_ROWS * _LOADED_ROWS, -1, -_LOADED_ROWS):
-            run = self._runs.make(order[start : start + _LOADED_ROWS], past)
-            self._runs.depth[run] = start
-        self._runs.column("new")[:] = 0
+        self._runs.load(coldest_first[::-1].astype(np.int32), _LOADED_ROWS, past)
         self._rows = len(coldest_first)
 
     def check_integrity(self) -> None:

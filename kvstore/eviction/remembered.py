@@ -2,11 +2,11 @@
 
 Blocks that were used together share one record. A table of cells leads from a block's name to its
 record; a later block of the same cell takes it over, and records are overwritten in the order in
-which they were made. Sized once, for `_REMEMBERED` times `capacity` blocks within fixed bounds; 37
-bytes a cell.
+which they were made. Sized once, for `_REMEMBERED` times `capacity` blocks within fixed bounds; at
+most 45 bytes a cell.
 """
 
-from array import array
+import struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,9 @@ _CELLS_MIN: Final = 1 << 16
 _CELLS_MAX: Final = 1 << 23
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
-UNKNOWN: Final = -1
+_RECORD: Final = struct.Struct("<ddidB")
+
+UNKNOWN: Final = 0
 
 Names = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.int64]
@@ -36,47 +38,40 @@ class Record(NamedTuple):
 
 
 class Remembered:
-    """See the module."""
+    """See the module. The system gives memory for what was written only."""
 
     def __init__(self, capacity: int) -> None:
         cells = min(max(_REMEMBERED * capacity, _CELLS_MIN), _CELLS_MAX)
         bits = (cells - 1).bit_length()
         self._shift = np.uint64(64 - bits)
         self._names = np.zeros(1 << bits, np.uint64)
-        self._record_of = np.full(1 << bits, UNKNOWN, np.int64)
+        self._number_of = np.zeros(1 << bits, np.int64)
         self._records = 1 << bits
-        self._made = 0
-        self._seen_s = array("d", bytes(8 * self._records))
-        self._since_s = array("d", bytes(8 * self._records))
-        self._kind = array("i", bytes(4 * self._records))
-        self._pace = array("d", bytes(8 * self._records))
-        self._uses = bytearray(self._records)
+        self._packed = np.zeros(self._records * _RECORD.size, np.uint8).data
+        self._made = UNKNOWN + 1
 
     def note(self, record: Record) -> int:
         """A new record; its number."""
         number = self._made
         at = number & (self._records - 1)
-        self._seen_s[at], self._since_s[at], self._kind[at] = record[:3]
-        self._pace[at], self._uses[at] = record[3:]
+        _RECORD.pack_into(self._packed, at * _RECORD.size, *record)
         self._made += 1
         return number
 
     def record(self, number: int) -> Record:
         """What a number that `recall` just gave stands for."""
         at = number & (self._records - 1)
-        return Record(
-            self._seen_s[at], self._since_s[at], self._kind[at], self._pace[at], self._uses[at]
-        )
+        return Record(*_RECORD.unpack_from(self._packed, at * _RECORD.size))
 
     def remember(self, names: Names, numbers: Any) -> None:
         """Lead from names to records: one number each, or one for all."""
         cells = (names * _MIX) >> self._shift
         self._names[cells] = names
-        self._record_of[cells] = numbers
+        self._number_of[cells] = numbers
 
     def recall(self, names: Names) -> Records:
         """The number of each name's record, `UNKNOWN` where there is none any more."""
         cells = (names * _MIX) >> self._shift
-        numbers: Records = self._record_of[cells]
+        numbers: Records = self._number_of[cells]
         numbers[(self._names[cells] != names) | (numbers < self._made - self._records)] = UNKNOWN
         return numbers

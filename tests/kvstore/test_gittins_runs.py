@@ -6,7 +6,7 @@ import pytest
 from kvstore.bench.simulate import simulate
 from kvstore.bench.trace import Request, build
 from kvstore.eviction import EvictionPolicy, Gittins, Outlook, Surroundings
-from kvstore.eviction.runs import NONE, Runs
+from kvstore.eviction.runs import NONE, Runs, row_array
 
 
 def tree_chains(random, blocks=400, branching=0.15):
@@ -130,7 +130,7 @@ def test_runs_split_where_chains_part_and_join_again():
     assert len({runs.run_of[row] for row in range(6)}) == 2
     top, tail = runs.run_of[0], runs.run_of[5]
     assert (runs.after[top], runs.above[tail]) == (tail, 2)
-    assert (runs.rows[top], runs.rows[tail]) == ([0, 1, 2], [3, 4, 5])
+    assert (runs.rows[top].tolist(), runs.rows[tail].tolist()) == ([0, 1, 2], [3, 4, 5])
     assert (runs.depth[top], runs.depth[tail]) == (0, 3)
     policy.check_integrity()
 
@@ -175,7 +175,7 @@ def test_a_run_that_ends_tells_what_it_continued():
     runs.reserve_rows(10)
     policy = Gittins()
     past = policy._arriving(0, 1)
-    run = runs.make([1, 2, 3], past)
+    run = runs.make(row_array([1, 2, 3]), past)
     top = runs.split(run, 1)
     assert runs.ending_at(1) == top
     del runs.rows[run][:]
