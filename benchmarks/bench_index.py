@@ -2,10 +2,11 @@
 
 The index is real (LMDB and all), the payload is sparse. A child process opens the store, so that
 memory is counted from nothing and the first hit from the start of the process, interpreter and
-imports included. It is killed at the end, and a second one opens what a killed process leaves,
-where the index can't be taken on trust. Lookups stand beside bare dictionary lookups of the same
-keys in the same run; both are counted in the thread's own CPU time, since they never wait. `cpu`:
-seconds of CPU up to the first hit, which a busy machine does not stretch as it does the others.
+imports included. It is killed at the end, once it has written, and a second one opens what a
+killed process leaves, where the index can't be taken on trust. Lookups stand beside bare dictionary
+lookups of the same keys in the same run; both are counted in the thread's own CPU time, since they
+never wait. `cpu`: seconds of CPU up to the first hit, which a busy machine does not stretch as it
+does the others.
 Targets: first hit within 2 s, 256 bytes resident per block, a match of 4,096 keys within 2 ms.
 """
 
@@ -47,6 +48,7 @@ TARGETS = {
 }
 NAMESPACE = Namespace("bench", "1", DS41F_LAYOUT)
 _COMMIT_BLOCKS = 50_000
+_COMMIT_S = 0.5
 
 
 def config(directory: Path) -> StoreConfig:
@@ -180,12 +182,21 @@ async def first_life(
         lease = await engine.acquire(namespace_id, keys)
         await engine.release(lease.lease_id)
         acquire_s.append(time.thread_time() - start)
+    await _write_one(engine, namespace_id)
     return {
         **results,
         "match_ms": statistics.median(match_s) * 1e3,
         "match_to_bare_lookup": statistics.median(match_s) / statistics.median(bare_s),
         "acquire_release_ms": statistics.median(acquire_s) * 1e3,
     }
+
+
+async def _write_one(engine: Engine, namespace_id: bytes) -> None:
+    """Change the index, so that the digest of its last clean stop vouches for nothing."""
+    await engine.put(namespace_id, chain(namespace_id, DS41F_LAYOUT, [2]), Durability.DURABLE)
+    await engine.flush()
+    # the commit of the index follows the acknowledgement
+    await asyncio.sleep(_COMMIT_S)
 
 
 async def second_life(directory: Path, blocks: int, spawned_s: float) -> dict[str, float]:

@@ -27,6 +27,7 @@ import numpy as np
 from kvstore.errors import StoreLocked
 from kvstore.tiers.base import Location, NamespaceRow
 from kvstore.tiers.ssd.aio import Done, Transfer
+from kvstore.tiers.ssd.entry import RECORD_BYTES
 from kvstore.tiers.ssd.files import one_by_one
 from kvstore.tiers.ssd.index import IndexBroken, IndexChange, IndexContent
 
@@ -418,10 +419,9 @@ class SimIndex:
     def load(self) -> IndexContent:
         """Everything in it."""
         index = self._index
-        values = np.frombuffer(b"".join(index.blocks.values()), np.uint8)
-        rows = values.reshape(len(index.blocks), -1) if index.blocks else IndexContent().values
-        keys = np.frombuffer(b"".join(index.blocks), IndexContent().keys.dtype)
-        return IndexContent(keys, rows, index.log_end, list(index.namespaces.values()))
+        packed = b"".join(key + value for key, value in index.blocks.items())
+        rows = np.frombuffer(packed, np.uint8).reshape(-1, RECORD_BYTES)
+        return IndexContent(rows, index.log_end, list(index.namespaces.values()))
 
     def commit(self, change: IndexChange) -> list[bytes]:
         """One step, recorded; atomic and durable."""

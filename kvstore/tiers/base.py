@@ -143,8 +143,8 @@ class Recovered:
 
     `packed_keys`, `parents`: dtype V32 (`.tolist()` gives bytes). `namespace_no`, `depth`,
     `segment`, `stored_length`, `payload_length`: uint32. `offset`: uint64. `created_wall_s`:
-    float64. `kind`: uint8 (`frame.Kind`). Rows come in no order that means anything; a row's parent
-    may be missing, which is the caller's to judge. `notes`: what had to be repaired, one sentence
+    float64. `kind`: uint8 (`frame.Kind`). Rows come in the order of the log; a row's parent may
+    be missing, which is the caller's to judge. `notes`: what had to be repaired, one sentence
     each, empty after a clean stop.
     """
 

@@ -39,6 +39,9 @@ ENTRY_DTYPE = np.dtype(
     ]
 )
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
+RECORD_BYTES = KEY_BYTES + ENTRY_BYTES
+RECORD_DTYPE = np.dtype([("key", f"V{KEY_BYTES}"), *ENTRY_DTYPE.descr])
+"""A key and the entry behind it."""
 
 
 class RecordCorrupt(Exception):
@@ -103,17 +106,21 @@ def decode_entries(values: bytes | npt.NDArray[np.uint8]) -> npt.NDArray[np.void
     return np.frombuffer(values, ENTRY_DTYPE)
 
 
-def first_wrong(keys: npt.NDArray[np.void], values: npt.NDArray[np.uint8]) -> int | None:
-    """Position of the first of these records that does not match its check or version. `keys`:
-    dtype V32; `values`: a row of bytes each."""
-    for start in range(0, len(keys), _CHUNK_RECORDS):
-        part = slice(start, start + _CHUNK_RECORDS)
-        sealed = keys[part].view(np.uint8).reshape(-1, KEY_BYTES), values[part, : _BODY.size]
-        records = np.concatenate(sealed, axis=1).view(f"V{KEY_BYTES + _BODY.size}")[:, 0]
-        digests = b"".join(map(xxhash.xxh3_64_digest, records.tolist()))
-        checks = np.frombuffer(digests, np.uint8).reshape(-1, CHECK_BYTES)
-        wrong = (checks != values[part, _BODY.size :]).any(axis=1)
-        wrong |= values[part, 0] != ENTRY_VERSION
+def decode_records(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
+    """Rows of `RECORD_BYTES` as a structured array (`RECORD_DTYPE`), a view of `rows`."""
+    return rows.view(RECORD_DTYPE)[:, 0]
+
+
+def first_wrong(rows: npt.NDArray[np.uint8]) -> int | None:
+    """Position of the first of these records, rows of `RECORD_BYTES`, that does not match its check
+    or version."""
+    for start in range(0, len(rows), _CHUNK_RECORDS):
+        part = rows[start : start + _CHUNK_RECORDS]
+        sealed = part[:, :-CHECK_BYTES].view(f"V{RECORD_BYTES - CHECK_BYTES}")[:, 0]
+        digests = b"".join(map(xxhash.xxh3_64_digest, sealed.tolist()))
+        checks = np.frombuffer(digests, np.uint64)
+        wrong = checks != part[:, -CHECK_BYTES:].view(np.uint64)[:, 0]
+        wrong |= part[:, KEY_BYTES] != ENTRY_VERSION
         if wrong.any():
             return start + int(wrong.argmax())
     return None

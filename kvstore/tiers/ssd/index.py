@@ -51,12 +51,11 @@ class IndexChange:
 
 @dataclass(slots=True)
 class IndexContent:
-    """All of an index. `values[i]` (a row of bytes) is the sealed entry of `keys[i]` (dtype V32).
+    """All of an index. `rows`: a key and its sealed entry each (`entry.decode_records`).
     `log_end`: behind the last frame that was ever committed."""
 
-    keys: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, f"V{entry.KEY_BYTES}"))
-    values: npt.NDArray[np.uint8] = field(
-        default_factory=lambda: np.empty((0, entry.ENTRY_BYTES), np.uint8)
+    rows: npt.NDArray[np.uint8] = field(
+        default_factory=lambda: np.empty((0, entry.RECORD_BYTES), np.uint8)
     )
     log_end: Location = field(default_factory=lambda: Location(0, 0))
     namespaces: list[NamespaceRow] = field(default_factory=list)
@@ -118,13 +117,13 @@ class LmdbIndex:
         self._map_bytes = map_bytes
         self._sync = sync
         self._env: Any = None
+        self._checked: npt.NDArray[np.uint8] | None = None
         data = path / "data.mdb"
         new = not data.exists() or data.stat().st_size == 0
         if new and not create:
             raise IndexBroken(f"{data} is missing or empty")
-        self._records_checked = new or self._stopped_cleanly()
-        if not self._records_checked:
-            self._verify_file()
+        if not new and not self._stopped_cleanly():
+            self._checked = self._verified()
         self._open_env()
         try:
             self._check_format(new)
@@ -142,11 +141,19 @@ class LmdbIndex:
             return False
         return said == _digest(self._path / "data.mdb")
 
-    def _verify_file(self) -> None:
+    def _verified(self) -> npt.NDArray[np.uint8]:
+        """The records of a file that nobody vouches for, once all of it is known to be sound."""
         try:
-            check_file(self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES)
+            rows = check_file(
+                self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES
+            )
         except UnexpectedPages as e:
             raise IndexBroken(f"{self._path} is damaged: {e}") from e
+        wrong = entry.first_wrong(rows)
+        if wrong is not None:
+            key = rows[wrong, : entry.KEY_BYTES].tobytes()
+            raise IndexBroken(f"the index record of {key.hex()} is damaged")
+        return rows
 
     def _open_env(self) -> None:
         try:
@@ -197,27 +204,25 @@ class LmdbIndex:
             return int(txn.stat(self._blocks)["entries"])
 
     def load(self) -> IndexContent:
+        rows, self._checked = self._checked, None
         try:
-            keys, values = read_records(
-                self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES
-            )
+            if rows is None:
+                rows = read_records(
+                    self._path / "data.mdb", b"blocks", entry.KEY_BYTES, entry.ENTRY_BYTES
+                )
             with self._env.begin() as txn:
                 log_end = txn.get(_LOG_END_KEY, db=self._meta)
-                rows = list(txn.cursor(self._namespaces))
+                sealed = list(txn.cursor(self._namespaces))
         except (lmdb.Error, UnexpectedPages) as e:
             raise IndexBroken(f"{self._path} can't be read: {e}") from e
-        if not self._records_checked:
-            wrong = entry.first_wrong(keys, values)
-            if wrong is not None:
-                raise IndexBroken(f"the index record of {keys[wrong].tobytes().hex()} is damaged")
         try:
             end = Location(0, 0)
             if log_end is not None:
                 end = entry.decode_location(_LOG_END_KEY, log_end)
-            namespaces = [_decode_namespace(key, value) for key, value in rows]
+            namespaces = [_decode_namespace(key, value) for key, value in sealed]
         except entry.RecordCorrupt as e:
             raise IndexBroken(str(e)) from e
-        return IndexContent(keys, values, end, namespaces)
+        return IndexContent(rows, end, namespaces)
 
     def commit(self, change: IndexChange) -> list[bytes]:
         if self._env is None:

@@ -15,6 +15,7 @@ meta pages, of which the one with the larger transaction number counts. The free
 its own: transaction number → count u64 and page numbers u64, descending.
 """
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -76,9 +77,19 @@ def _require(sound: object, what: str) -> None:
         raise UnexpectedPages(what)
 
 
+def _mapped(path: Path) -> Bytes:
+    """A file's bytes, all of them mapped at once: a page at a time takes far longer."""
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    with path.open("rb") as f:
+        try:
+            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ), np.uint8)
+        except ValueError:
+            raise UnexpectedPages("the file is empty") from None
+
+
 class _File:
     def __init__(self, path: Path) -> None:
-        self.bytes: Bytes = np.memmap(path, np.uint8, "r")
+        self.bytes = _mapped(path)
         try:
             metas = [self._meta(0)]
             self.page_bytes = _Tree(*_TREE.unpack(metas[0][4])).pad
@@ -134,9 +145,10 @@ class _File:
         """Pages that a tree points to: each there, for the first time, and what it should be."""
         _require(len(pages) and pages.min() >= _METAS, "a tree points to no page")
         _require(pages.max() < self.pages, "a tree points behind the end of the file")
-        _require(not self.seen[pages].any(), "a page is reached twice")
+        before = np.count_nonzero(self.seen)
         self.seen[pages] = True
-        _require(int(self.seen[pages].sum()) == len(np.unique(pages)), "a page is reached twice")
+        once = np.count_nonzero(self.seen) == before + len(pages)
+        _require(once, "a page is reached twice")
         _require(
             (self.u64[pages * (self.page_bytes // 8)] == pages.view("u8")).all(), "page number"
         )
@@ -148,14 +160,16 @@ class _File:
         sound = (lower >= _PAGE_HEADER_BYTES) & (lower <= upper) & (upper <= self.page_bytes)
         _require(sound.all(), "a page's bounds are off")
 
-    def check_nodes(self, pages: Pages, nodes: Pages, data_bytes: int = 0) -> None:
-        """That each node, its key and `data_bytes` lie in their page, behind the offsets."""
+    def check_nodes(self, pages: Pages, nodes: Pages, record_bytes: int | None = None) -> None:
+        """That each node and its key, or `record_bytes` behind its header, lie in their page,
+        behind the offsets."""
         owners = np.repeat(pages, self.counts(pages))
         upper = self.u16[owners * (self.page_bytes // 2) + 7]
         inside = nodes - owners * self.page_bytes
         _require((inside % 2 == 0).all() and (inside >= upper).all(), "a node is out of place")
         _require((inside + _NODE_HEADER_BYTES <= self.page_bytes).all(), "a node leaves its page")
-        ends = inside + _NODE_HEADER_BYTES + self.u16[nodes // 2 + 3] + data_bytes
+        size = self.u16[nodes // 2 + 3] if record_bytes is None else record_bytes
+        ends = inside + _NODE_HEADER_BYTES + size
         _require((ends <= self.page_bytes).all(), "a record leaves its page")
 
     # trees
@@ -245,42 +259,40 @@ class _File:
         raise UnexpectedPages(f"there is no database {name!r}")
 
 
-def read_records(
-    path: Path, name: bytes, key_bytes: int, value_bytes: int
-) -> tuple[npt.NDArray[np.void], Bytes]:
-    """Keys (dtype V), and values (a row each), of database `name` in the order of the keys, from a
-    sound file.
+def read_records(path: Path, name: bytes, key_bytes: int, value_bytes: int) -> Bytes:
+    """Database `name` in the order of the keys, from a sound file: a row per record, its key and
+    its value.
 
     Raises `UnexpectedPages` where a record has other sizes.
     """
     file = _File(path)
     tree = file.find_tree(name)
     nodes = file.nodes(file.leaves(tree))
-    _check_sizes(file, tree, nodes, key_bytes, value_bytes)
-    keys = file.pick(nodes + _NODE_HEADER_BYTES, key_bytes).view(f"V{key_bytes}")[:, 0]
-    return keys, file.pick(nodes + _NODE_HEADER_BYTES + key_bytes, value_bytes)
-
-
-def _check_sizes(file: _File, tree: _Tree, nodes: Pages, key_bytes: int, value_bytes: int) -> None:
-    if len(nodes) != tree.entries:
-        raise UnexpectedPages(f"{len(nodes)} records where LMDB counts {tree.entries}")
     end = _NODE_HEADER_BYTES + key_bytes + value_bytes
-    _require(
-        not len(nodes) or int(nodes.max()) + end <= len(file.bytes), "a record leaves the file"
-    )
+    there = not len(nodes) or int(nodes.max()) + end <= len(file.bytes)
+    _require(there, "a record leaves the file")
+    return _records(file, tree, nodes, key_bytes, value_bytes)
+
+
+def _records(file: _File, tree: _Tree, nodes: Pages, key_bytes: int, value_bytes: int) -> Bytes:
+    """A row per record, which MUST lie in the file."""
+    _require(len(nodes) == tree.entries, f"{len(nodes)} records where LMDB counts {tree.entries}")
+    rows = file.pick(nodes, _NODE_HEADER_BYTES + key_bytes + value_bytes)
     expected = struct.pack("<IHH", value_bytes, 0, key_bytes)
-    heads = file.pick(nodes, _NODE_HEADER_BYTES)
-    if (heads != np.frombuffer(expected, np.uint8)).any():
-        raise UnexpectedPages("a record has other sizes than all should have")
+    heads = rows[:, :_NODE_HEADER_BYTES].view("<u8")
+    same = (heads == int.from_bytes(expected, "little")).all()
+    _require(same, "a record has other sizes than all should have")
+    return rows[:, _NODE_HEADER_BYTES:]
 
 
 # checks
 
 
-def check_file(path: Path, name: bytes, key_bytes: int, value_bytes: int) -> None:
+def check_file(path: Path, name: bytes, key_bytes: int, value_bytes: int) -> Bytes:
     """Whether LMDB can be given the file: all that its engine relies on in meta pages, trees, free
     list and overflow pages, that every page has exactly one use, and that a search finds each
-    record of database `name` (the others are small). Raises `UnexpectedPages` and `OSError`."""
+    record of database `name` (the others are small), whose records it returns as `read_records`
+    does. Raises `UnexpectedPages` and `OSError`."""
     with path.open("rb", buffering=0) as f:
         # what can't be read is an error here, and the end of the process through a map
         while f.read(_CHUNK_BYTES):
@@ -288,20 +300,22 @@ def check_file(path: Path, name: bytes, key_bytes: int, value_bytes: int) -> Non
     file = _File(path)
     _check_metas(file)
     free = _free_pages(file)
-    trees = {}
+    records: Bytes | None = None
     for node in _in_order(file.small(file.main)):
         _require(node.flags == _TREE_INSIDE and len(node.data) == _TREE.size, "no database")
-        trees[node.key] = tree = _Tree(*_TREE.unpack(node.data))
+        tree = _Tree(*_TREE.unpack(node.data))
         _require((tree.pad, tree.flags) == (0, 0), "a database of another kind")
         if node.key == name:
-            _check_large(file, tree, key_bytes, value_bytes)
+            records = _check_large(file, tree, key_bytes, value_bytes)
         else:
             for inner in _in_order(file.small(tree)):
                 _require(inner.flags & ~_BIG == 0, "a record of another kind")
-    _require(name in trees, f"there is no database {name!r}")
+    if records is None:
+        raise UnexpectedPages(f"there is no database {name!r}")
     used = np.zeros(len(free), np.bool_)
     used[: file.pages] = file.seen
     _require((used ^ free)[_METAS:].all(), "a page has no use, or two")
+    return records
 
 
 def _in_order(nodes: Iterator[_Node]) -> Iterator[_Node]:
@@ -347,32 +361,29 @@ def _free_pages(file: _File) -> npt.NDArray[np.bool_]:
     return free
 
 
-def _check_large(file: _File, tree: _Tree, key_bytes: int, value_bytes: int) -> None:
+def _check_large(file: _File, tree: _Tree, key_bytes: int, value_bytes: int) -> Bytes:
     walk = file.walk(tree)
-    if not len(walk.leaves):
-        return
-    counts, nodes = file.counts(walk.leaves), file.nodes(walk.leaves)
-    _require((counts > 0).all() and not tree.overflow_pages, "a leaf without records")
-    file.check_nodes(walk.leaves, nodes, value_bytes)
-    _check_sizes(file, tree, nodes, key_bytes, value_bytes)
-    keys = _numbers(file.pick(nodes + _NODE_HEADER_BYTES, key_bytes))
-    _require(_less(keys[:-1], keys[1:]).all(), "keys are out of order")
-    firsts = np.cumsum(counts) - counts
+    nodes = walk.leaves
+    if len(walk.leaves):
+        counts, nodes = file.counts(walk.leaves), file.nodes(walk.leaves)
+        _require((counts > 0).all() and not tree.overflow_pages, "a leaf without records")
+        file.check_nodes(walk.leaves, nodes, key_bytes + value_bytes)
+    records = _records(file, tree, nodes, key_bytes, value_bytes)
+    keys = records[:, :key_bytes]
+    _require(_rising(keys[:-1], keys[1:]).all(), "keys are out of order")
     for places, leaves in walk.separators:
         _require((file.u16[places // 2 + 3] == key_bytes).all(), "a separator of another size")
-        between = _numbers(file.pick(places + _NODE_HEADER_BYTES, key_bytes))
-        at = firsts[leaves]
-        _require(_less(keys[at - 1], between).all(), "a key lies behind its separator")
-        _require(not _less(keys[at], between).any(), "a key lies before its separator")
+        between = file.pick(places + _NODE_HEADER_BYTES, key_bytes)
+        at = (np.cumsum(counts) - counts)[leaves]
+        _require(_rising(keys[at - 1], between).all(), "a key lies behind its separator")
+        _require(not _rising(keys[at], between).any(), "a key lies before its separator")
+    return records
 
 
-def _numbers(keys: Bytes) -> npt.NDArray[np.uint64]:
-    """Keys as rows of numbers that compare as the bytes do."""
-    return keys.view(">u8").astype(np.uint64)
-
-
-def _less(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    less = np.zeros(len(a), np.bool_)
-    for column in reversed(range(a.shape[1])):
-        less = (a[:, column] < b[:, column]) | ((a[:, column] == b[:, column]) & less)
-    return less
+def _rising(a: Bytes, b: Bytes) -> npt.NDArray[np.bool_]:
+    """Per row, whether the bytes of `a` come before those of `b`."""
+    first, second = (keys[:, :8].view(">u8")[:, 0] for keys in (a, b))
+    rising: npt.NDArray[np.bool_] = first < second
+    for i in np.flatnonzero(first == second).tolist():
+        rising[i] = a[i].tobytes() < b[i].tobytes()
+    return rising

@@ -10,13 +10,12 @@ damage, which costs the objects it hit and is noted.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from kvstore.errors import Unavailable
 from kvstore.tiers.base import Location, NamespaceRow, Recovered
 from kvstore.tiers.frame import (
     CHECKSUM_BYTES,
+    FRAME_ALIGN_BYTES,
     Codec,
     FrameHeader,
     UnknownFrameVersion,
@@ -43,6 +43,21 @@ from kvstore.tiers.ssd.index import (
 from kvstore.tiers.ssd.packed import check_stored
 from kvstore.tiers.ssd.segments import SEGMENT_HEADER_BYTES, FoundSegment, scan_frames
 
+_COLUMNS = (
+    "key",
+    "parent",
+    "kind",
+    "namespace_no",
+    "depth",
+    "segment",
+    "offset",
+    "stored_length",
+    "payload_length",
+    "created_wall_s",
+)
+_PAGE_BITS = 36
+"""More than enough for a page's number in its segment."""
+_PART_ROWS = 1 << 13
 _REBUILD_COMMIT_ENTRIES = 20_000
 _SEGMENTS_AHEAD = 3
 _TELL_S = 5.0
@@ -272,20 +287,20 @@ class Recovery:
     # Index against segments
 
     def _reconcile(self, index: Index, content: IndexContent, rebuilt: bool) -> Opened:
-        table = entry.decode_entries(content.values)
-        keep = self._pointing_at_something(table)
-        dropped = content.keys[~keep].tolist()
+        rows = content.rows
+        keep = self._pointing_at_something(entry.decode_records(rows))
+        dropped = entry.decode_records(rows)["key"][~keep].tolist()
         if dropped:
             self._note(f"{len(dropped)} index entries pointed at nothing and were dropped")
+            rows = rows[keep]
         finds = _Finds({row.namespace_id: row for row in content.namespaces})
-        log_end = max(content.log_end, _last_end(table[keep] if dropped else table))
-        log_end = self._adopt(content, log_end, finds, set(dropped))
+        log_end = max(content.log_end, _last_end(entry.decode_records(rows)))
+        log_end = self._adopt(rows, log_end, finds)
         adopted = len(finds.puts)
         cut = self._cut(log_end)
         if dropped or adopted or log_end != content.log_end:
             index.commit(IndexChange(finds.puts, dropped, log_end, finds.new_namespaces))
-        keys, table = self._merged(content, table, keep, dropped, finds)
-        recovered = _recovered(keys, table)
+        recovered = _recovered(rows, finds.puts)
         contents = _contents(recovered)
         ends = self._ends(log_end)
         self._collect_garbage(contents, ends, log_end)
@@ -302,9 +317,10 @@ class Recovery:
         known = sorted(self._segments)
         numbers = np.array([*known, -1], np.int64)
         sizes = np.array([*(self._segments[n].size for n in known), 0], np.uint64)
-        place = np.searchsorted(numbers[:-1], table["segment"])
-        size = np.where(numbers[place] == table["segment"], sizes[place], np.uint64(0))
-        offset, length = table["offset"], table["stored_length"].astype(np.uint64)
+        segment = table["segment"].astype(np.int64)
+        place = np.searchsorted(numbers[:-1], segment)
+        size = np.where(numbers[place] == segment, sizes[place], np.uint64(0))
+        offset, length = table["offset"].copy(), table["stored_length"].astype(np.uint64)
         fits = (offset <= size) & (length <= size) & (offset + length <= size)
         page = np.uint64(SEGMENT_HEADER_BYTES)
         result: npt.NDArray[np.bool_] = (
@@ -312,9 +328,7 @@ class Recovery:
         )
         return result
 
-    def _adopt(
-        self, content: IndexContent, log_end: Location, finds: _Finds, dropped: set[bytes]
-    ) -> Location:
+    def _adopt(self, rows: npt.NDArray[np.uint8], log_end: Location, finds: _Finds) -> Location:
         """Whole frames behind the index's mark become entries; returns the new mark."""
         mark = log_end
         known: set[bytes] | None = None
@@ -324,7 +338,8 @@ class Recovery:
                 start = max(start, mark.offset)
             found = []
             for at, header in self._frames(number, start, whole=True):
-                known = set(content.keys.tolist()) - dropped if known is None else known
+                if known is None:
+                    known = set(entry.decode_records(rows)["key"].tolist())
                 if header.key not in known:
                     known.add(header.key)
                     found.append((header, Location(number, at)))
@@ -355,24 +370,6 @@ class Recovery:
         finally:
             self._files.close(handle)
         return found.size - log_end.offset
-
-    def _merged(
-        self,
-        content: IndexContent,
-        table: npt.NDArray[np.void],
-        keep: npt.NDArray[np.bool_],
-        dropped: list[bytes],
-        finds: _Finds,
-    ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        keys = content.keys
-        if dropped:
-            keys, table = keys[keep], table[keep]
-        if finds.puts:
-            new = np.frombuffer(b"".join(key for key, _ in finds.puts), keys.dtype)
-            keys = np.concatenate([keys, new])
-            more = entry.decode_entries(b"".join(value for _, value in finds.puts))
-            table = np.concatenate([table, more])
-        return keys, table
 
     def _ends(self, log_end: Location) -> dict[int, int]:
         ends = {n: max(s.size, SEGMENT_HEADER_BYTES) for n, s in self._segments.items()}
@@ -407,25 +404,38 @@ def _last_end(table: npt.NDArray[np.void]) -> Location:
 
 def _contents(rows: Recovered) -> dict[int, tuple[int, int]]:
     """Per segment: how many entries, and how many bytes of frames."""
-    numbers, places, entries = np.unique(rows.segment, return_inverse=True, return_counts=True)
-    lengths = np.bincount(places, rows.stored_length, len(numbers)).astype(np.int64)
+    starts = np.flatnonzero(np.diff(rows.segment, prepend=-1))
+    entries = np.diff(starts, append=len(rows.segment))
+    lengths = (
+        np.add.reduceat(rows.stored_length.astype(np.int64), starts) if len(starts) else starts
+    )
     pairs = zip(entries.tolist(), lengths.tolist(), strict=True)
-    return dict(zip(numbers.tolist(), pairs, strict=True))
+    return dict(zip(rows.segment[starts].tolist(), pairs, strict=True))
 
 
-def _recovered(keys: npt.NDArray[np.void], table: npt.NDArray[np.void]) -> Recovered:
-    def column(name: str) -> npt.NDArray[Any]:
-        return np.ascontiguousarray(table[name])
-
+def _recovered(rows: npt.NDArray[np.uint8], adopted: Sequence[tuple[bytes, bytes]]) -> Recovered:
+    """Records (of `entry.decode_records`), and those of frames found behind them all, as columns in
+    the order of the log; a part at a time, so that it is in the processor's cache."""
+    table, n = entry.decode_records(rows), len(rows)
+    place = table["segment"].astype(np.uint64) << np.uint64(_PAGE_BITS)
+    order = np.argsort(place | table["offset"] // FRAME_ALIGN_BYTES)
+    columns = {name: np.empty(n + len(adopted), table.dtype[name]) for name in _COLUMNS}
+    for start in range(0, n, _PART_ROWS):
+        part = entry.decode_records(rows[order[start : start + _PART_ROWS]])
+        for name, column in columns.items():
+            column[start : start + len(part)] = part[name]
+    more = np.frombuffer(b"".join(key + value for key, value in adopted), table.dtype)
+    for name, column in columns.items():
+        column[n:] = more[name]
     return Recovered(
-        packed_keys=keys,
-        parents=column("parent"),
-        kind=column("kind"),
-        namespace_no=column("namespace_no"),
-        depth=column("depth"),
-        segment=column("segment"),
-        offset=column("offset"),
-        stored_length=column("stored_length"),
-        payload_length=column("payload_length"),
-        created_wall_s=column("created_wall_s"),
+        packed_keys=columns["key"],
+        parents=columns["parent"],
+        kind=columns["kind"],
+        namespace_no=columns["namespace_no"],
+        depth=columns["depth"],
+        segment=columns["segment"],
+        offset=columns["offset"],
+        stored_length=columns["stored_length"],
+        payload_length=columns["payload_length"],
+        created_wall_s=columns["created_wall_s"],
     )
