@@ -19,7 +19,7 @@ KEY_BYTES: Final = 32
 _EMPTY: Final = -1
 _SLOTS_MIN: Final = 1024
 _HASH_MASK: Final = 0xFFFF_FFFF
-_CHUNK_ROWS: Final = 1 << 16
+_CHUNK_ROWS: Final = 1 << 12
 _AT_ONCE_MIN: Final = 24
 """From so many keys on NumPy is the faster way."""
 

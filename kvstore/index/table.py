@@ -235,18 +235,19 @@ class BlockIndex:
         self.keys.load(rows.keys)
         parent = self._parents(rows)
         self._set_columns(
-            state=np.full(n, READY),
-            tiers=np.full(n, tier),
+            n,
+            state=READY,
+            tiers=tier,
             namespace=rows.namespace,
             parent=parent,
             children=np.bincount(parent[parent >= 0], minlength=n),
             depth=rows.depth,
-            slot=np.zeros(n),
-            hbm_slot=np.zeros(n),
+            slot=0,
+            hbm_slot=0,
             segment=rows.segment,
             page=rows.page,
             stored_bytes=rows.stored_bytes,
-            pins=np.zeros(n),
+            pins=0,
             created_wall_s=rows.created_wall_s,
         )
         for row in np.flatnonzero(parent == NO_PARENT).tolist():
@@ -264,11 +265,15 @@ class BlockIndex:
         parent[elsewhere] = np.where(found < 0, NO_PARENT, found)
         return parent
 
-    def _set_columns(self, **columns: npt.NDArray[Any]) -> None:
+    def _set_columns(self, rows: int, **columns: npt.NDArray[Any] | int) -> None:
         assert columns.keys() == _COLUMNS.keys()
         for name, values in columns.items():
-            column = array(_COLUMNS[name])
-            column.frombytes(np.ascontiguousarray(values, np.dtype(_COLUMNS[name])).data.cast("B"))
+            code = _COLUMNS[name]
+            if isinstance(values, int):
+                column = array(code, [values]) * rows
+            else:
+                column = array(code)
+                column.frombytes(np.ascontiguousarray(values, np.dtype(code)).data.cast("B"))
             setattr(self, name, column)
 
     def _ghost_parent(self, child: int, key: bytes) -> int:

@@ -114,16 +114,24 @@ def return_memory() -> None:
 
 def coldest_first(index: BlockIndex) -> npt.NDArray[np.int64]:
     """READY rows in an order for a policy: by the time of birth of the youngest block below them,
-    so that a parent is never colder than a child; equal ones, the deeper first."""
+    so that a parent is never colder than a child; of equal ones in a chain, the deeper first."""
     rows = np.flatnonzero(index.view("tiers"))
-    depth = index.view("depth")[rows].astype(np.int64)
+    depth = index.view("depth")[rows].astype(np.int32)
     deepest_first = np.argsort(-depth, kind="stable")
-    born = _youngest_below(index, rows[deepest_first], depth[deepest_first])
-    return rows[np.lexsort((-depth, born[rows]))]
+    born = _youngest_below(index, rows[deepest_first], depth[deepest_first])[rows]
+    # what lies in a row, one behind the other in a chain and equally young, is sorted as one
+    behind = (index.view("parent")[rows[1:]] == rows[:-1]) & (rows[1:] == rows[:-1] + 1)
+    cut = ~behind | (born[1:] != born[:-1])
+    starts = np.concatenate((np.zeros(min(1, len(rows)), np.int64), np.flatnonzero(cut) + 1))
+    ends = np.append(starts[1:], len(rows))[: len(starts)]
+    order = np.lexsort((-depth[starts], born[starts]))
+    lengths = (ends - starts)[order]
+    before = np.cumsum(lengths) - lengths
+    return rows[np.repeat(ends[order] - 1 + before, lengths) - np.arange(len(rows))]
 
 
 def _youngest_below(
-    index: BlockIndex, rows: npt.NDArray[np.int64], depth: npt.NDArray[np.int64]
+    index: BlockIndex, rows: npt.NDArray[np.int64], depth: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.float64]:
     """By row number, the latest time of birth in the subtree; `rows` come deepest first."""
     born = index.view("created_wall_s").copy()

@@ -384,6 +384,8 @@ def _rising(a: Bytes, b: Bytes) -> npt.NDArray[np.bool_]:
     """Per row, whether the bytes of `a` come before those of `b`."""
     first, second = (keys[:, :8].view(">u8")[:, 0] for keys in (a, b))
     rising: npt.NDArray[np.bool_] = first < second
-    for i in np.flatnonzero(first == second).tolist():
+    alike = np.flatnonzero(first == second)
+    alike = alike[(a[alike] != b[alike]).any(axis=1)]
+    for i in alike.tolist():
         rising[i] = a[i].tobytes() < b[i].tobytes()
     return rising
