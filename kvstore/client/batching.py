@@ -16,10 +16,8 @@ BATCH_BLOCKS_MAX = 4096
 BATCH_BYTES = 4 << 20
 """Bytes per batch, unless one block is larger: enough to make the cost of a call small, and so few
 that malloc on both sides finds the memory of the last one again."""
-BULK_PUT_BYTES = 4 << 20
+BULK_PUT_BYTES = 8 << 20
 """The same for puts on the data port: so few that one is made ready while the last is taken in."""
-BULK_DURABLE_BYTES = 8 << 20
-"""The same for durable ones, which wait for a sync per batch."""
 BULK_READ_BYTES = 16 << 20
 """The same for reads, which are verified piece by piece while they come."""
 DURABLE_BATCH_BYTES = 16 << 20

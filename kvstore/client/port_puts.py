@@ -43,10 +43,9 @@ class Putting:
         # half of the area is filled while the daemon reads the other
         room = len(staging) // AHEAD if staging is not None else self._frame_bytes_max
         staged = staging is not None and room >= self._stride
-        durable = self._durability is Durability.DURABLE
         size = batching.bulk_blocks(
             self._sizes,
-            batching.BULK_DURABLE_BYTES if durable else batching.BULK_PUT_BYTES,
+            batching.BULK_PUT_BYTES,
             room if staged else self._frame_bytes_max,
             self._message_bytes_max,
         )

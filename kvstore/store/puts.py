@@ -77,8 +77,8 @@ class Puts:
         layout = self._driver.core.namespaces.layout(draft.number)
         check_sections(layout, sections, checksums)
         incoming = self._reservations.start_copy(reservation_id, key, now_s)
-        packed = b"".join(checksums or ())
-        work = [(incoming, self._filling(draft, incoming, layout, sections, packed))]
+        packed, shape = b"".join(checksums or ()), BlockShape.of(layout.section_bytes)
+        work = [(incoming, self._filling(draft, incoming, shape, sections, packed))]
         # in a task of its own: the slot is in use until the copy is over, whoever has gone by then
         task = self._driver.loop.create_task(self._copy(work))
         self._copies.setdefault(reservation_id, set()).add(task)
@@ -95,7 +95,7 @@ class Puts:
         self,
         draft: Draft,
         incoming: Incoming,
-        layout: Layout,
+        shape: BlockShape,
         sections: Sequence[Buffer],
         checksums: bytes,
     ) -> Filling:
@@ -106,7 +106,6 @@ class Puts:
             incoming.depth,
             incoming.reserved_wall_s,
         )
-        shape = BlockShape.of(layout.section_bytes)
         return Filling(self._dram.view(incoming.slot), name, shape, sections, checksums)
 
     async def _copy(self, work: Sequence[tuple[Incoming, Filling]]) -> None:
@@ -125,8 +124,7 @@ class Puts:
         for piece, result in zip(pieces, results, strict=True):
             if isinstance(result, BaseException):
                 error, result = result, [False] * len(piece)
-            for (incoming, _), right in zip(piece, result, strict=True):
-                self._reservations.end_copy(incoming, right)
+            self._reservations.end_copies([incoming for incoming, _ in piece], result)
         self._driver.pump()
         if error is not None:
             raise error
@@ -258,12 +256,11 @@ class Puts:
         reservation_id, _ = self._reservations.grant(draft, self._driver.now_s(), None)
         if not reservation_id:
             return self._tickets(draft, durability)
-        work = []
-        for incoming in draft.blocks.values():
-            sections, checksums = source(incoming.place)
-            self._reservations.start_copy(reservation_id, incoming.key, self._driver.now_s())
-            filling = self._filling(draft, incoming, layout, sections, checksums)
-            work.append((incoming, filling))
+        shape = BlockShape.of(layout.section_bytes)
+        work = [
+            (incoming, self._filling(draft, incoming, shape, *source(incoming.place)))
+            for incoming in self._reservations.start_copies(draft)
+        ]
         try:
             await asyncio.shield(self._driver.loop.create_task(self._copy(work)))
         except BaseException:

@@ -249,10 +249,19 @@ class Reservations:
         self._residency.use(incoming.slot)
         return incoming
 
-    def end_copy(self, incoming: Incoming, right: bool) -> None:
-        """The copy is over. `right`: the bytes are what their checksums say."""
-        incoming.arrival = Arrival.THERE if right else Arrival.WRONG
-        self._residency.end_use(incoming.slot)
+    def start_copies(self, draft: Draft) -> list[Incoming]:
+        """`start_copy` for all blocks of a draft that nobody else writes to."""
+        blocks = list(draft.blocks.values())
+        for incoming in blocks:
+            incoming.arrival = Arrival.COPYING
+        self._residency.use_all([incoming.slot.page for incoming in blocks])
+        return blocks
+
+    def end_copies(self, blocks: Sequence[Incoming], right: Sequence[bool]) -> None:
+        """The copies are over. `right`: the bytes are what their checksums say."""
+        for incoming, good in zip(blocks, right, strict=True):
+            incoming.arrival = Arrival.THERE if good else Arrival.WRONG
+        self._residency.end_use_all([incoming.slot.page for incoming in blocks])
 
     # commit
 

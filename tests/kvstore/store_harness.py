@@ -151,7 +151,7 @@ class HandDrivenStore:
             b"".join(block.checksums or ()),
         )
         right = fill_frame(filling)
-        reservations.end_copy(incoming, right)
+        reservations.end_copies([incoming], [right])
         return right
 
     def put(self, namespace_id: bytes, blocks: Sequence[BlockPut]) -> list[PutOutcome]:

@@ -157,7 +157,7 @@ def test_a_slot_outlives_its_reservation_while_bytes_are_copied_into_it(store, n
     store.core.expire(store.now)
     assert store.dram.used_bytes == 4096
     check(store)
-    store.core.reservations.end_copy(incoming, right=True)
+    store.core.reservations.end_copies([incoming], [True])
     assert store.dram.used_bytes == 0
     check(store)
 
