@@ -64,6 +64,15 @@ def test_a_chain_in_neighbouring_rows_ends_where_they_do() -> None:
     assert table.find_all(zeros).tolist() == [*range(50, 60), -1, *range(61, 90)]
 
 
+def test_the_zeros_of_an_unused_row_are_no_key() -> None:
+    table = KeyTable()
+    keys = [key(n) for n in range(40)]
+    table.load(np.frombuffer(b"".join(keys), "V32"))
+    table.remove(20)
+    keys[20] = bytes(32)
+    assert table.find_all(keys).tolist() == [*range(20), -1, *range(21, 40)]
+
+
 def test_keys_of_another_size_are_not_there() -> None:
     table = KeyTable()
     assert table.find_all([key(1)] * 30).tolist() == [-1] * 30
