@@ -115,11 +115,9 @@ class KeyTable:
         if len(joined) != n * KEY_BYTES or not n:
             found = map(self.find, keys)
             return np.fromiter((-1 if row is None else row for row in found), np.int64, n)
-        first = self.find(keys[0])
-        if first is not None and _UNUSED not in joined:
-            # a chain put in one go lies in rows one behind the other
-            if self.packed.startswith(joined, first * KEY_BYTES):
-                return np.arange(first, first + n)
+        start = self.find(keys[0])
+        if start is not None and self._holds(start, joined):
+            return np.arange(start, start + n)
         wanted = np.frombuffer(joined, np.uint64).reshape(n, -1)
         rows = np.full(n, -1, np.int64)
         done = self._run(keys[0], wanted, rows)
@@ -128,6 +126,11 @@ class KeyTable:
             hashes = np.fromiter(map(hash, rest), np.int64, n - done)
             rows[done:] = self._probe((hashes & _HASH_MASK).astype(np.uint32), wanted[done:])
         return rows
+
+    def _holds(self, row: int, joined: bytes) -> bool:
+        """Whether keys lie from a row on one behind the other, as a chain's often do."""
+        # an unused row is all zeros
+        return _UNUSED not in joined and self.packed.startswith(joined, row * KEY_BYTES)
 
     def find_packed(self, keys: npt.NDArray[np.void]) -> Rows:
         """`find_all` of an array of dtype V32."""
