@@ -66,6 +66,10 @@ class Unavailable(KVStoreError):
     """The daemon can't be reached, is draining, or the deadline passed."""
 
 
+class WrongProcess(KVStoreError):
+    """The client was opened before a fork, by the parent; open one of its own in this process."""
+
+
 class StoreLocked(KVStoreError):
     """Another process holds the store's directory."""
 

@@ -1,6 +1,7 @@
 """The client, asynchronous. `kvstore.client.sync` is the same with blocking calls."""
 
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from kvstore.errors import (
     ReservationExpired,
     Unavailable,
     UnknownNamespace,
+    WrongProcess,
 )
 from kvstore.namespace import Namespace
 from kvstore.server.messages import check_digest, check_digests, check_some
@@ -104,7 +106,7 @@ class AsyncLease:
     ) -> None:
         try:
             await self.release()
-        except (Unavailable, LeaseExpired) as e:
+        except (Unavailable, LeaseExpired, WrongProcess) as e:
             # It expires by itself; the error of the body, if any, is the one to see.
             _log.debug("lease %d was not released: %s", self.id, e)
 
@@ -115,17 +117,30 @@ class AsyncClient(AsyncWindows):
     Safe to use from any number of tasks. Every call ends within `deadline_s`, however many messages
     it takes; after that, or as soon as the daemon is known to be gone, it raises `Unavailable`. The
     next call tries again.
+
+    It belongs to the process that made it: in one forked from that, `close` does nothing and every
+    other call raises `WrongProcess`.
     """
 
     def __init__(self, transport: Transport, deadline_s: float = DEADLINE_S_DEFAULT) -> None:
         if not deadline_s > 0:
             raise InvalidRequest(f"deadline_s must be > 0, not {deadline_s}")
-        self._transport = transport
+        self._own_transport, self._pid = transport, os.getpid()
         self.deadline_s = deadline_s
         self.corrupt_blocks = 0
         """Blocks that this client received with a wrong checksum; each was returned as a MISS."""
         self.corrupt_windows = 0
         self._opened: dict[bytes, Namespace] = {}
+
+    @property
+    def _transport(self) -> Transport:
+        # two processes on one connection would take each other's answers
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                f"this client was opened in process {self._pid}, of which this one, {os.getpid()}, "
+                "is a fork; call kvstore.connect here"
+            )
+        return self._own_transport
 
     async def open_namespace(self, namespace: Namespace) -> NamespaceHandle:
         """Open (and remember in the store) a namespace."""
@@ -455,7 +470,8 @@ class AsyncClient(AsyncWindows):
 
     async def close(self) -> None:
         """Let go of the store; an embedded one writes back and closes. Idempotent."""
-        await self._transport.close()
+        if os.getpid() == self._pid:
+            await self._transport.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self

@@ -28,10 +28,13 @@ def _put_of(head: Callable[[int, bytes], WindowHead], payload: Buffer) -> Window
 class AsyncWindows:
     """The part of `kvstore.client.aio.AsyncClient` that deals with the window pool."""
 
-    _transport: Transport
     deadline_s: float
     corrupt_windows: int
     """Payloads that this client received with a wrong checksum; each was returned as a miss."""
+
+    @property
+    def _transport(self) -> Transport:
+        raise NotImplementedError
 
     async def _in(self, ns: NamespaceHandle, call: Callable[[], Awaitable[_T]]) -> _T:
         raise NotImplementedError
