@@ -184,6 +184,8 @@ class MigrationConfig(_Settings):
     `write_back_bytes_max`: dirty bytes that wait or are being written; beyond it puts are refused
     room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
     `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
+    `read_ahead_bytes_max`: of those, begun for one lease before they are asked for, where its
+    blocks are read in their order; 0: none.
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
     `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while the
     policy's victims can go instead; less of it keeps more blocks and writes them more often.
@@ -196,6 +198,7 @@ class MigrationConfig(_Settings):
     write_back_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 256 * _MIB
     write_batch_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 32 * _MIB
     load_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 128 * _MIB
+    read_ahead_bytes_max: Bytes = 32 * _MIB
     bounce_bytes_max: Annotated[Bytes, Field(ge=4 * _KIB)] = 64 * _MIB
     compaction_dead_fraction_min: Annotated[float, Field(ge=0, le=1)] = 0.5
     retry_s_min: Seconds = 0.5

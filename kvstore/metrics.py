@@ -23,6 +23,7 @@ COUNTERS = {
     "read_payload_bytes": "Section bytes handed to readers",
     "written_payload_bytes": "Section bytes accepted from writers",
     "promoted_blocks": "Blocks copied from ssd into dram",
+    "read_ahead_blocks": "Blocks whose read from ssd was begun before they were asked for",
     "promoted_hbm_blocks": "Blocks copied from dram into hbm",
     "promoted_hbm_bytes": "Frame bytes copied from dram into hbm",
     "demoted_hbm_blocks": "Blocks that left hbm and stayed on another tier",

@@ -379,8 +379,13 @@ class Gittins(EvictionPolicy):
 
     def add(self, row: int) -> None:
         assert row not in self, f"row {row} was added twice"
-        at = self._entered
-        if at < len(self._new) and self._new[at] == row:
+        at, new = self._entered, self._new
+        if at < len(new) and new[at] != row:
+            # some have come out of turn
+            while at < len(new) and new[at] in self:
+                at += 1
+            self._entered = at
+        if at < len(new) and new[at] == row:
             self._add_foreseen(row, at)
             return
         past = self._meet(row)

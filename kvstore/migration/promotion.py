@@ -114,6 +114,27 @@ class Promotion:
         slot = self._demotion.slot(r.index.stored_bytes[row])
         return self._load(row, namespace_id, slot, r.location_of(row), None), True
 
+    def begin_ahead(self, row: int, namespace_id: bytes) -> Load | None:
+        """A load of a row that the SSD alone holds, for no reader yet; None where one is under way
+        already, or DRAM has no room."""
+        r = self._residency
+        location = r.location_of(row)
+        if (row, location) in self._into_dram:
+            return None
+        r.pin([row])
+        slot = self._demotion.slot(r.index.stored_bytes[row])
+        if slot is None:
+            r.unpin([row])
+            return None
+        load = self._load(row, namespace_id, slot, location, None)
+        load.readers = 0
+        r.metrics.add("read_ahead_blocks")
+        return load
+
+    def is_loading(self, row: int) -> bool:
+        """Whether the SSD's copy of a row is on its way already."""
+        return (row, self._residency.location_of(row)) in self._into_dram
+
     def begin_copy_back(self, row: int, namespace_id: bytes) -> Load | None:
         """A load of a row that HBM holds and DRAM does not, for no reader; None where one is under
         way already, or DRAM has no room."""

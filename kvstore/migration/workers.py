@@ -29,12 +29,11 @@ from kvstore.tiers.frame import (
     BlockShape,
     FrameError,
     HeaderCorrupt,
-    Section,
     SectionCorrupt,
     WrongFrame,
     decode_header,
-    layout_sections,
     peek_checksums,
+    slices_of,
     verify_frame,
 )
 from kvstore.tiers.ssd.files import aligned_buffer
@@ -215,21 +214,22 @@ def as_bytes(buffer: Buffer) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
 def check_frame(
     frame: memoryview,
     key: bytes,
-    section_bytes: Sequence[int],
-    wanted: Sequence[int],
+    section_bytes: tuple[int, ...],
+    wanted: tuple[int, ...],
     verify: bool,
-) -> tuple[Section, ...] | FrameError:
-    """The wanted sections' entries in the frame's header, which must be `key`'s and have sections
+) -> tuple[bytes, ...] | FrameError:
+    """The wanted sections' checksums in the frame's header, which must be `key`'s and have sections
     of `section_bytes`; with `verify` their bytes are checked too. Or what is wrong."""
-    checksums = peek_checksums(frame, key, tuple(section_bytes))
-    if checksums is None:
+    known = peek_checksums(frame, key, section_bytes)
+    if known is None:
         return _wrong_header(frame, key)
-    every = layout_sections(section_bytes, checksums)
-    sections = tuple(map(every.__getitem__, wanted))
-    for i, s in zip(wanted, sections, strict=True):
-        if verify and xxhash.xxh3_128_digest(frame[s.offset : s.offset + s.length]) != s.checksum:
-            return SectionCorrupt(i)
-    return sections
+    checksums = tuple(map(known.__getitem__, wanted))
+    if verify:
+        places = slices_of(section_bytes, wanted)
+        for i, place, checksum in zip(wanted, places, checksums, strict=True):
+            if xxhash.xxh3_128_digest(frame[place]) != checksum:
+                return SectionCorrupt(i)
+    return checksums
 
 
 def _wrong_header(frame: memoryview, key: bytes) -> FrameError:

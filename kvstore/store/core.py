@@ -42,6 +42,16 @@ NOT_IN_DRAM = (1 << 64) - 1
 """Offset and generation of a block that has no slot."""
 
 
+@dataclass(slots=True)
+class Reading:
+    """How far the blocks of a lease were read in its order: from `start` to `next`, and loaded up
+    to `ahead`; positions in its rows."""
+
+    start: int = 0
+    next: int = 0
+    ahead: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a lease holds: rows of one namespace, pinned, and slots of DRAM and HBM whose bytes its
@@ -51,6 +61,7 @@ class Held:
     rows: list[int]
     pages: dict[int, None] = field(default_factory=dict)
     hbm_pages: dict[int, None] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,13 +59,22 @@ class Loads:
         self._group_bytes = min(_GROUP_BYTES, migration.load_bytes_max, migration.bounce_bytes_max)
         self._waiting: dict[Load, list[Waiter]] = {}
         self._pump_is_due = False
+        self._came_ahead: dict[int, int] = {}
+        """Generation by page of slots that were filled ahead and that nobody has read yet; what has
+        left DRAM unread stays until its page is filled so again."""
         if hbm is not None:
             hbm.hand_out = self.hand_out
 
     def in_slot(self, slot: Slot) -> Frame:
-        """A frame that DRAM holds; its slot stays until the release."""
+        """A frame that DRAM holds; its slot stays until the release. Where it was read ahead for
+        whoever comes first, it is the SSD that this one read."""
         self._driver.core.residency.use(slot)
-        return self._in_use(slot, Tier.DRAM, verified=False)
+        ahead = self._came_ahead and self._came_ahead.pop(slot.page, None) == slot.generation
+        return self._in_use(slot, Tier.SSD if ahead else Tier.DRAM, verified=False)
+
+    def came_ahead(self, pages: Sequence[int]) -> bool:
+        """Whether slots of DRAM, by their pages, may have been filled ahead and not been read."""
+        return not self._came_ahead.keys().isdisjoint(pages)
 
     def _in_use(self, slot: Slot, tier: Tier, verified: bool) -> Frame:
         return Frame(self._dram.view(slot), tier, slot, verified, partial(self._end_use, slot))
@@ -106,6 +115,34 @@ class Loads:
         if group:
             self._driver.spawn(self._serve(group, size))
         return waiters
+
+    def ahead(self, rows: Sequence[int]) -> None:
+        """Load rows that the SSD alone holds, in the order of their chain, as far as that takes
+        room from nobody who waits."""
+        stored_bytes, group, size = self._driver.core.index.stored_bytes, list[int](), 0
+        for row in rows:
+            if group and size + stored_bytes[row] > self._group_bytes:
+                self._driver.spawn(self._serve_ahead(group, size))
+                group, size = [], 0
+            group.append(row)
+            size += stored_bytes[row]
+        self._driver.spawn(self._serve_ahead(group, size))
+
+    async def _serve_ahead(self, rows: list[int], size: int) -> None:
+        if not await self._under_way.take(size, self._driver.loop.time()):
+            return
+        core = self._driver.core
+        try:
+            loads = []
+            for row in rows:
+                if core.index.state[row] == READY and core.index.tiers[row] == _SSD:
+                    namespace_id = core.namespaces.ids[core.index.namespace[row]]
+                    load = core.promotion.begin_ahead(row, namespace_id)
+                    if load is not None:
+                        loads.append(load)
+            await self._into_arena(loads)
+        finally:
+            self._under_way.give_back(size)
 
     async def _serve(self, group: list[tuple[int, Waiter]], size: int) -> None:
         deadline = self._driver.deadline(self._driver.config.limits.disk_wait_s_max)
@@ -206,6 +243,8 @@ class Loads:
             good = False
         else:
             good = self._finish(load, error)
+        if not load.readers and load.slot is not None and good:
+            self._came_ahead[load.slot.page] = load.slot.generation
         self.hand_out(loaded, good)
         if load.slot is None and not good:
             self._bounce.give_back(load.length)

@@ -12,13 +12,15 @@ from kvstore.migration.workers import Lane, check_frame
 from kvstore.namespace import Layout
 from kvstore.store.driver import Driver
 from kvstore.store.loads import Frame, Loads, Waiter
+from kvstore.store.read_ahead import ReadAhead
 from kvstore.store.types import BlockFrames, Gathered
-from kvstore.tiers.frame import FrameError, Section, peek_checksums, runs_of
+from kvstore.tiers.frame import FrameError, peek_checksums, runs_of, slices_of
 
 _DRAM = int(Tier.DRAM)
+_READ_FROM = {tier: f"read_{str(tier.name).lower()}_blocks" for tier in Tier}
 _AT_ONCE_BLOCKS = 128
 """Headers of more are not looked at on the event loop's own time."""
-Checked = tuple[Section, ...] | FrameError
+Checked = tuple[bytes, ...] | FrameError
 
 
 class Reads:
@@ -26,6 +28,7 @@ class Reads:
 
     def __init__(self, driver: Driver, loads: Loads) -> None:
         self._driver, self._loads = driver, loads
+        self._ahead = ReadAhead(driver, loads)
 
     async def read(
         self, lease_id: int, keys: Sequence[bytes], sections: Sequence[int] | None, verify: bool
@@ -39,13 +42,17 @@ class Reads:
         pinned = [row for row in rows if row is not None]
         self._driver.pin(pinned)
         try:
-            frames = await self._fetch(rows)
+            frames = await self._fetch(lease_id, rows)
             try:
                 checked = await self._check(keys, frames, layout, wanted, verify)
             except BaseException:
                 _release(frames)
                 raise
-            return [self._result(*each) for each in zip(keys, rows, frames, checked, strict=True)]
+            places = slices_of(layout.section_bytes, tuple(wanted))
+            return [
+                self._result(*each, places)
+                for each in zip(keys, rows, frames, checked, strict=True)
+            ]
         finally:
             self._driver.unpin(pinned)
             self._driver.pump()
@@ -62,6 +69,8 @@ class Reads:
         layout = core.namespaces.layout(number)
         wanted = self._wanted(layout, sections)
         self._check_size(layout, wanted, len(keys))
+        if self._loads.came_ahead([index.slot[row] for row in rows if row is not None]):
+            return None
         runs, body, checksums, pages = runs_of(layout.section_bytes, wanted), [], [], []
         for key, row in zip(keys, rows, strict=True):
             if row is None:
@@ -110,7 +119,7 @@ class Reads:
 
     # frames
 
-    async def _fetch(self, rows: Sequence[int | None]) -> list[Frame | None]:
+    async def _fetch(self, lease_id: int, rows: Sequence[int | None]) -> list[Frame | None]:
         """A frame per row, in use for this reader; None for a miss."""
         core = self._driver.core
         frames: list[Frame | None] = [None] * len(rows)
@@ -122,15 +131,19 @@ class Reads:
                 frames[i] = self._loads.in_slot(core.residency.slot_of(row))
             else:
                 to_load.append(i)
-        if to_load:
-            waiters = self._loads.request([row for i in to_load if (row := rows[i]) is not None])
+        on_the_way = [row for i in to_load if (row := rows[i]) is not None]
+        begun_before = any(map(core.promotion.is_loading, on_the_way))
+        waiters = self._loads.request(on_the_way)
+        self._ahead.follow(lease_id, rows)
+        if waiters:
             began = time.perf_counter()
             try:
                 loaded = await self._wait(waiters)
             except BaseException:
                 _release(frames)
                 raise
-            self._observe(loaded, time.perf_counter() - began)
+            if not begun_before:
+                self._observe(loaded, time.perf_counter() - began)
             for i, frame in zip(to_load, loaded, strict=True):
                 frames[i] = frame
         return frames
@@ -172,7 +185,7 @@ class Reads:
                 frame.view,
                 key,
                 layout.section_bytes,
-                wanted,
+                tuple(wanted),
                 verify and not frame.verified,
             )
             for key, frame in zip(keys, frames, strict=True)
@@ -205,7 +218,12 @@ class Reads:
         return [None if frame is None else next(checked) for frame in frames]
 
     def _result(
-        self, key: bytes, row: int | None, frame: Frame | None, checked: Checked | None
+        self,
+        key: bytes,
+        row: int | None,
+        frame: Frame | None,
+        checked: Checked | None,
+        places: tuple[slice, ...],
     ) -> BlockFrames:
         metrics = self._driver.core.metrics
         if frame is None or checked is None:
@@ -217,15 +235,16 @@ class Reads:
                 self.quarantine(row, frame, checked)
             metrics.add("read_miss_blocks")
             return BlockFrames(key, Outcome.MISS)
-        metrics.add(f"read_{str(frame.tier.name).lower()}_blocks")
-        metrics.add("read_payload_bytes", sum(s.length for s in checked))
+        metrics.add(_READ_FROM[frame.tier])
         view = frame.view.toreadonly()
+        sections = tuple(map(view.__getitem__, places))
+        metrics.add("read_payload_bytes", sum(map(len, sections)))
         return BlockFrames(
             key=key,
             outcome=Outcome.HIT,
             tier=frame.tier,
-            sections=tuple([view[s.offset : s.offset + s.length] for s in checked]),
-            checksums=tuple([s.checksum for s in checked]),
+            sections=sections,
+            checksums=checked,
             _release=frame.release,
         )
 
@@ -241,7 +260,7 @@ class Reads:
             r.quarantine(row, frame.tier, why)
 
 
-def _run_all(tasks: Sequence["partial[tuple[Section, ...] | FrameError]"]) -> list[Checked]:
+def _run_all(tasks: Sequence["partial[tuple[bytes, ...] | FrameError]"]) -> list[Checked]:
     return [task() for task in tasks]
 
 

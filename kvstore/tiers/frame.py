@@ -390,6 +390,13 @@ def peek_checksums(
     return checksums
 
 
+@lru_cache(maxsize=256)
+def slices_of(section_bytes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[slice, ...]:
+    """Where in a frame each of the sections asked for lies."""
+    offsets = _offsets(section_bytes)
+    return tuple([slice(offsets[i], offsets[i] + section_bytes[i]) for i in wanted])
+
+
 def runs_of(section_bytes: Sequence[int], wanted: Sequence[int]) -> list[tuple[int, int]]:
     """Where in a frame the sections asked for start and end, those that touch in one piece."""
     offsets = _offsets(tuple(section_bytes))

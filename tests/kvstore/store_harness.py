@@ -20,7 +20,7 @@ from kvstore.store.reservations import Draft
 from kvstore.testing.clock import ManualClock
 from kvstore.testing.disk import History, SimDisk
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.frame import BlockName, BlockShape, FrameError
+from kvstore.tiers.frame import BlockName, BlockShape, FrameError, slices_of
 from kvstore.tiers.hbm import HbmTier
 from kvstore.tiers.hbm.simulated import SimulatedDevice
 from kvstore.tiers.ssd import SsdTier
@@ -246,11 +246,11 @@ class HandDrivenStore:
 
     @staticmethod
     def sections(layout: Layout, key: bytes, view: memoryview) -> list[bytes] | FrameError:
-        wanted = range(len(layout.sections))
-        checked = check_frame(view, key, layout.section_bytes, list(wanted), verify=True)
+        wanted = tuple(range(len(layout.sections)))
+        checked = check_frame(view, key, layout.section_bytes, wanted, verify=True)
         if isinstance(checked, FrameError):
             return checked
-        return [bytes(view[s.offset : s.offset + s.length]) for s in checked]
+        return [bytes(view[place]) for place in slices_of(layout.section_bytes, wanted)]
 
     # damage
 
