@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.dataplane.daemon import chain, daemon_process, namespace
 from kvstore import DS41F_LAYOUT, Tier, connect
 from kvstore.migration.hbm_copies import CopyIn, HbmCopies, HbmJob
@@ -31,7 +33,8 @@ from kvstore.tiers.hbm import HbmTier
 from kvstore.tiers.hbm.cupy_device import find_devices
 from kvstore.tiers.hbm.device import Device, NoDevice
 from kvstore.tiers.hbm.simulated import SimulatedDevice
-from model_adapter.device_rows import DeviceRows
+from model_adapter.devices import device_of
+from model_adapter.session.leased_blocks import LeasedBlocks
 
 RATIO_TARGET = 0.9
 WAIT_S = 60.0
@@ -173,14 +176,20 @@ def _lease_rounds(client: Any, blocks: int, size: Size, kind: str) -> dict[str, 
     client.acquire(ns, keys).release()
     _await_promotion(client, blocks)
     tokens = blocks * DS41F_LAYOUT.block_tokens
-    rows = DeviceRows(DS41F_LAYOUT, tokens, "cuda" if kind == "cuda" else "cpu")
+    device = device_of("cuda" if kind == "cuda" else "cpu")
+    leased = LeasedBlocks(client, DS41F_LAYOUT.block_tokens, device)
+    rows = [
+        torch.empty((tokens // s.ratio, s.row_bytes), dtype=torch.uint8, device=device)
+        for s in DS41F_LAYOUT.sections
+    ]
     took = []
     for _ in range(size.rounds):
         began = time.perf_counter()
         with client.acquire(ns, keys) as lease:
-            filled = rows.load(client, lease)
-        took.append(time.perf_counter() - began)
-        assert filled.tiers[Tier.HBM] == blocks
+            for number, section in enumerate(rows):
+                leased.load_section(lease, keys, number, 0, section)
+            took.append(time.perf_counter() - began)
+            assert leased.all_in_hbm(lease)
     return {
         "us": statistics.median(took) * 1e6,
         "bytes": blocks * DS41F_LAYOUT.block_bytes,

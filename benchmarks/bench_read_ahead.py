@@ -131,7 +131,7 @@ def _blocks(model: Model, tokens: int, block_tokens: int) -> list[list[records.R
     columns = []
     for spec in config.global_caches:
         kind, width = widths[spec.role]
-        rows = records.pack(kind, torch.randn(tokens // spec.ratio, width))
+        rows = records.host(records.pack(kind, torch.randn(tokens // spec.ratio, width)))
         columns.append(np.split(rows, blocks))
     return [list(sections) for sections in zip(*columns, strict=True)]
 

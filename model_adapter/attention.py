@@ -107,14 +107,15 @@ class Attention:
             out[rows] = self._attend(
                 q[rows],
                 keys[low:high],
-                self._hidden(rows.stop - rows.start, high - low),
+                self._hidden(rows.stop - rows.start, high - low, q.device),
                 None if entries is None else self._gather(span, entries[rows]),
             )
 
-    def _hidden(self, queries: int, keys: int) -> torch.Tensor:
+    def _hidden(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
         """bool [queries, keys]: the window keys that a query does not see. The last query stands at
         the last key."""
-        age = torch.arange(keys - queries, keys).unsqueeze(1) - torch.arange(keys)
+        at = torch.arange(keys, device=device)
+        age = at[keys - queries :].unsqueeze(1) - at
         return (age < 0) | (age >= self._config.window)
 
     def _gather(self, span: Span, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,8 +123,9 @@ class Attention:
         assert self._spec.kv_source is not None
         used = int((entries >= 0).sum(1).max()) if entries.numel() else 0
         entries = entries[:, :used]
-        packed = span.cache.main(self._spec.kv_source).rows[entries.clamp_min(0).numpy()]
-        return records.unpack(records.MAIN, packed), entries < 0
+        rows = span.cache.main(self._spec.kv_source).rows
+        packed = rows.index_select(0, entries.clamp_min(0).flatten())
+        return records.unpack(records.MAIN, packed.unflatten(0, entries.shape)), entries < 0
 
     def _attend(
         self,

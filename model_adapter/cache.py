@@ -1,4 +1,5 @@
-"""The caches of one sequence, held as the records that a store keeps (ds41f §4, §5).
+"""The caches of one sequence, held as the records that a store keeps (ds41f §4, §5), on the device
+where the model computes.
 
 Global KV and index keys of every source layer for all positions, window KV of every layer for the
 last ones, the rows of open compression groups, and the token ids (Engram looks back at them).
@@ -13,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from model_adapter.cache_rows import GrowingArray, OpenGroup, WindowRows
+from model_adapter.cache_rows import GrowingTensor, OpenGroup, WindowRows
 from model_adapter.config import GlobalCache, ModelConfig
+from model_adapter.devices import CPU
 from model_adapter.errors import CacheError
-from model_adapter.records import Records
+from model_adapter.records import HostRecords, Records, host
 from model_adapter.snapshot import Computed, Part, PartKind, Snapshot, pack
 
+Section = Records | HostRecords | memoryview | bytes
+"""A section's bytes, of any shape, as a store hands them over: on the host, or a tensor."""
 MAIN_ROLE = "main"
 INDEX_ROLE = "index"
 
@@ -26,7 +30,8 @@ INDEX_ROLE = "index"
 @dataclass(frozen=True, slots=True)
 class Promise:
     """A section of some blocks that is on its way. `rows` uint8 [n, row bytes]: the memory that it
-    goes to. `done`: to be resolved when it is there, or failed with `SectionsLost`."""
+    goes to, on the cache's device. `done`: to be resolved when it is there, or failed with
+    `SectionsLost`."""
 
     rows: Records
     done: "Future[None]"
@@ -41,49 +46,52 @@ class SequenceCache:
     `waited_s`: seconds of that so far.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device = CPU) -> None:
+        self.device = device
         self._config = config
         self._specs = config.global_caches
         self._rows = {
-            (s.layer, s.role): GrowingArray((s.row_bytes,), np.uint8) for s in self._specs
+            (s.layer, s.role): GrowingTensor((s.row_bytes,), torch.uint8, device)
+            for s in self._specs
         }
-        self._tokens = GrowingArray((), np.int32)
+        self._tokens = GrowingTensor((), torch.int32)
         self._promised: dict[tuple[int, str], Future[None]] = {}
         self.waited_s = 0.0
         self._failure: str | None = None
         self.length = 0
         self.windows = [
-            WindowRows(config.window_row_bytes, config.window) for _ in range(config.layers)
+            WindowRows(config.window_row_bytes, config.window, device) for _ in range(config.layers)
         ]
         self.open_groups = {
-            layer: OpenGroup(config.compress_ratios[layer], 2 * config.head_dim)
+            layer: OpenGroup(config.compress_ratios[layer], 2 * config.head_dim, device)
             for layer in config.kv_sources
             if config.compress_ratios[layer] > 1
         }
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
-        """Every token that went in, int32; a view."""
-        return self._tokens.rows
+        """Every token that went in, int32, on the host; a view."""
+        ids: npt.NDArray[np.int32] = self._tokens.rows.numpy()
+        return ids
 
     @property
     def loaded_tokens(self) -> int:
         """Positions whose global rows are here, or promised, in full, in every section."""
         return min(len(self._rows[s.layer, s.role]) * s.ratio for s in self._specs)
 
-    def main(self, layer: int) -> GrowingArray:
+    def main(self, layer: int) -> GrowingTensor:
         """Global KV records of a source layer. Raises `SectionsLost` where they did not come."""
         return self._arrived(layer, MAIN_ROLE)
 
-    def index(self, layer: int) -> GrowingArray:
+    def index(self, layer: int) -> GrowingTensor:
         """Index key records of a source layer; as `main`."""
         return self._arrived(layer, INDEX_ROLE)
 
-    def rows(self, spec: GlobalCache) -> GrowingArray:
+    def rows(self, spec: GlobalCache) -> GrowingTensor:
         """The rows of one global cache; as `main`."""
         return self._arrived(spec.layer, spec.role)
 
-    def _arrived(self, layer: int, role: str) -> GrowingArray:
+    def _arrived(self, layer: int, role: str) -> GrowingTensor:
         promised = self._promised.get((layer, role))
         if promised is not None:
             start = time.perf_counter()
@@ -104,8 +112,9 @@ class SequenceCache:
         """Token ids behind the ones that are here."""
         self._tokens.append(token_ids)
 
-    def block_sections(self, block: int, block_tokens: int) -> list[Records]:
-        """Block `block` as one array [block_tokens/ratio, row bytes] per section; views.
+    def block_sections(self, block: int, block_tokens: int) -> list[HostRecords]:
+        """Block `block` as one array [block_tokens/ratio, row bytes] per section, on the host:
+        views where the cache is there too, else copies.
 
         Order as in `ModelConfig.global_caches`. Raises `CacheError` where the block is not
         complete.
@@ -115,14 +124,15 @@ class SequenceCache:
                 f"block {block} of {block_tokens} tokens is not complete: global rows reach token "
                 f"{self.loaded_tokens}"
             )
-        return [self.rows(s).rows[self._row_range(s, block, block_tokens)] for s in self._specs]
+        return [
+            host(self.rows(s).rows[self._row_range(s, block, block_tokens)]) for s in self._specs
+        ]
 
-    def load_block(
-        self, block: int, block_tokens: int, sections: Sequence[npt.NDArray | memoryview | bytes]
-    ) -> None:
+    def load_block(self, block: int, block_tokens: int, sections: Sequence[Section]) -> None:
         """Append a block's sections, copied, to a cache that has computed nothing yet.
 
-        Blocks come in order from 0. Raises `CacheError` for a wrong number or size of sections, a
+        Blocks come in order from 0. The copy of a tensor is queued where one of the two is on a
+        GPU. Raises `CacheError` for a wrong number or size of sections, a
         block out of order, or a cache in use; nothing was changed then.
         """
         if self.length:
@@ -153,9 +163,9 @@ class SequenceCache:
         for number, spec in enumerate(self._specs):
             first = full // spec.ratio
             rows = self.rows(spec).rows[first : self.length // spec.ratio]
-            parts.append(Part(PartKind.SECTION, number, first, rows))
+            parts.append(Part(PartKind.SECTION, number, first, host(rows)))
         for layer, group in self.open_groups.items():
-            pending = np.ascontiguousarray(group.pending().numpy(), "<f4").view(np.uint8)
+            pending = np.ascontiguousarray(group.pending().cpu().numpy(), "<f4").view(np.uint8)
             start = self.length - len(pending)
             parts.append(Part(PartKind.PENDING, layer, start, pending))
         return pack(self.length, block_tokens, computed, parts)
@@ -195,7 +205,8 @@ class SequenceCache:
                 rows.restore(part.start, snapshot.position, part.rows)
             for part in snapshot.pending:
                 pending = np.ascontiguousarray(part.rows).view("<f4").astype(np.float32)
-                self.open_groups[part.number].restore(snapshot.position, torch.from_numpy(pending))
+                values = torch.from_numpy(pending).to(self.device)
+                self.open_groups[part.number].restore(snapshot.position, values)
             self._tokens.append(token_ids.astype(np.int32))
             self.length = snapshot.position
 
@@ -262,11 +273,12 @@ class SequenceCache:
         return slice(block * rows, (block + 1) * rows)
 
     def _section(
-        self, i: int, block: int, block_tokens: int, data: npt.NDArray | memoryview | bytes
-    ) -> Records:
+        self, i: int, block: int, block_tokens: int, data: Section
+    ) -> Records | HostRecords:
         spec = self._specs[i]
         place = self._row_range(spec, block, block_tokens)
-        flat = np.frombuffer(data, np.uint8)
+        is_tensor = isinstance(data, torch.Tensor)
+        flat = data.reshape(-1) if is_tensor else np.frombuffer(data, np.uint8)
         if len(flat) != (place.stop - place.start) * spec.row_bytes:
             raise CacheError(
                 f"section {i} (layer {spec.layer}, {spec.role}) of block {block} has {len(flat)} "
@@ -283,7 +295,7 @@ class SequenceCache:
 def _window_part(kind: PartKind, number: int, window: WindowRows, config: ModelConfig) -> Part:
     """The last W records; a query needs W − 1 of them, a draft all."""
     count = min(config.window, window.end - window.start)
-    return Part(kind, number, window.start, window.latest(count))
+    return Part(kind, number, window.start, host(window.latest(count)))
 
 
 class _Change:

@@ -1,4 +1,4 @@
-"""The arrays behind a sequence cache: rows that only grow, a sliding window, open groups.
+"""The tensors behind a sequence cache: rows that only grow, a sliding window, open groups.
 
 Each can be cut back by up to `ROLLBACK_TOKENS_MAX` positions, so that drafted tokens which the
 model rejects leave nothing behind.
@@ -8,38 +8,41 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from model_adapter.devices import CPU
 from model_adapter.errors import CacheError
-from model_adapter.records import Records
+from model_adapter.records import Records, fill
 
 ROLLBACK_TOKENS_MAX = 64
 _ROWS_MIN = 64
 
 
-class GrowingArray:
-    """An array that grows along its first axis; `rows` is a view of what it holds."""
+class GrowingTensor:
+    """A tensor that grows along its first axis; `rows` is a view of what it holds."""
 
-    def __init__(self, row_shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self._data = np.empty((0, *row_shape), dtype)
+    def __init__(
+        self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU
+    ) -> None:
+        self._data = _memory((0, *row_shape), dtype, device)
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     @property
-    def rows(self) -> npt.NDArray:
+    def rows(self) -> torch.Tensor:
         """What was appended, in order. The view stays valid, but does not see later growth."""
         return self._data[: self._length]
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all, so that appending up to there copies nothing."""
         if rows > len(self._data):
-            grown = np.empty((rows, *self._data.shape[1:]), self._data.dtype)
-            grown[: self._length] = self.rows
+            grown = _memory((rows, *self._data.shape[1:]), self._data.dtype, self._data.device)
+            grown[: self._length].copy_(self.rows)
             self._data = grown
 
-    def promise(self, rows: int) -> npt.NDArray:
+    def promise(self, rows: int) -> torch.Tensor:
         """Add rows whose content comes later: the memory for it. Until it has come, nothing may be
-        read, and the array must not grow beyond what was reserved."""
+        read, and the tensor must not grow beyond what was reserved."""
         self.reserve(self._length + rows)
         self._length += rows
         return self._data[self._length - rows : self._length]
@@ -49,17 +52,24 @@ class GrowingArray:
         """Rows that there is room for."""
         return len(self._data)
 
-    def append(self, rows: npt.NDArray) -> None:
-        """Add rows behind the last."""
+    def append(self, rows: torch.Tensor | npt.NDArray) -> None:
+        """Add rows behind the last; see `records.fill`."""
         end = self._length + len(rows)
         if end > len(self._data):
             self.reserve(max(end, _ROWS_MIN, self._length + self._length // 2))
-        self._data[self._length : end] = rows
+        fill(self._data[self._length : end], rows)
         self._length = end
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` rows."""
         self._length = min(self._length, rows)
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that may be written in any of torch's modes: what is made in inference mode may be
+    written there only, and a cache is filled from other threads too."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 class WindowRows:
@@ -69,10 +79,10 @@ class WindowRows:
     keys before it.
     """
 
-    def __init__(self, row_bytes: int, window: int) -> None:
+    def __init__(self, row_bytes: int, window: int, device: torch.device = CPU) -> None:
         self._keep = window + ROLLBACK_TOKENS_MAX
         self._window = window
-        self._data = np.empty((2 * self._keep, row_bytes), np.uint8)
+        self._data = _memory((2 * self._keep, row_bytes), torch.uint8, device)
         self._at = 0
         self._count = 0
         self.start = 0
@@ -88,7 +98,7 @@ class WindowRows:
         self._at = self._count = 0
         self.start = self.end = position
 
-    def restore(self, start: int, end: int, records: Records) -> None:
+    def restore(self, start: int, end: int, records: npt.NDArray[np.uint8]) -> None:
         """Hold `records` of the positions before `end`, and nothing else. `start`: as it was."""
         self.restart(end - len(records))
         self.append(records)
@@ -100,16 +110,16 @@ class WindowRows:
         stop = self._at + self._count
         return self._data[stop - count : stop]
 
-    def append(self, records: Records) -> None:
-        """Records of the positions from `end` on."""
+    def append(self, records: Records | npt.NDArray[np.uint8]) -> None:
+        """Records of the positions from `end` on; see `records.fill`."""
         self.end += len(records)
         records = records[-self._keep :]
         kept = min(self._count, self._keep - len(records))
         if self._at + self._count + len(records) > len(self._data):
-            self._data[:kept] = self.latest(kept).copy()
+            self._data[:kept].copy_(self.latest(kept).clone())
             self._at, self._count = 0, kept
         stop = self._at + self._count
-        self._data[stop : stop + len(records)] = records
+        fill(self._data[stop : stop + len(records)], records)
         self._count += len(records)
 
     def truncate(self, end: int) -> None:
@@ -136,9 +146,9 @@ class OpenGroup:
     §4 pending pair row); the ones before are kept only to be able to go back.
     """
 
-    def __init__(self, ratio: int, channels: int) -> None:
+    def __init__(self, ratio: int, channels: int, device: torch.device = CPU) -> None:
         self._ratio = ratio
-        self._rows = torch.empty(0, channels)
+        self._rows = torch.empty(0, channels, device=device)
         self.end = 0
 
     def pending(self) -> torch.Tensor:

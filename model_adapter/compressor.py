@@ -41,7 +41,8 @@ class Compressor:
         if not len(latent):
             return
         first = len(cache.main(self._layer))
-        positions = torch.arange(first, first + len(latent)) * self._ratio
+        numbers = torch.arange(first, first + len(latent), device=latent.device)
+        positions = numbers * self._ratio
         rotation = work.compressed_rotations(positions)
         keys = rms_norm(
             linear(latent, self._weights.matrix(f"{self._prefix}.indexer.wk")),

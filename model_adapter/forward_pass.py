@@ -74,7 +74,8 @@ class ForwardPass:
     @cached_property
     def positions(self) -> torch.Tensor:
         """int64 [T]."""
-        return torch.cat([torch.arange(s.start, s.stop) for s in self.spans])
+        device = self._plain.device
+        return torch.cat([torch.arange(s.start, s.stop, device=device) for s in self.spans])
 
     @cached_property
     def image_mask(self) -> torch.Tensor | None:
@@ -83,7 +84,7 @@ class ForwardPass:
             return None
         ids = np.concatenate([s.cache.token_ids[s.start : s.stop] for s in self.spans])
         mask = ids == self._config.image_token
-        return torch.from_numpy(mask) if mask.any() else None
+        return torch.from_numpy(mask).to(self._plain.device) if mask.any() else None
 
     @cached_property
     def _plain_rotations(self) -> torch.Tensor:

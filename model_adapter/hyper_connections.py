@@ -67,28 +67,41 @@ class StreamSite:
     def _scale(self) -> torch.Tensor:
         """One factor per coefficient, from the three on disk."""
         n = self._n
-        return self._vector("scale").repeat_interleave(torch.tensor([n, n, n * n]))
+        return torch.cat(
+            [
+                part.expand(count)
+                for part, count in zip(self._vector("scale").split(1), (n, n, n * n), strict=True)
+            ]
+        )
 
     def _vector(self, name: str) -> torch.Tensor:
         return self._weights.vector(f"{self._prefix}_{name}")
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """float32 [T, n, n] on the CPU to nearly doubly stochastic [T, n, n].
+    """float32 [T, n, n] to nearly doubly stochastic [T, n, n].
 
     Positions go last meanwhile, so that sums over n run along whole rows of positions. The loop is
-    a hundred tiny operations, half of a decode step at torch's cost per call; NumPy gives the same
-    bits for a third of it.
+    a hundred tiny operations, half of a decode step at torch's cost per call; on the CPU NumPy
+    gives the same bits for a third of it.
     """
     last = logits.softmax(2).permute(1, 2, 0).contiguous().add_(eps)
+    if last.device.type != "cpu":
+        for axis in _axes(iterations):
+            last.div_(last.sum(axis, keepdim=True).add_(eps))
+        return last.permute(2, 0, 1)
     matrix = last.numpy()
     addend = np.float32(eps)
     sums = [np.empty_like(matrix[:1]), np.empty_like(matrix[:, :1])]
-    for axis in [0] + [1, 0] * (iterations - 1):
+    for axis in _axes(iterations):
         np.add.reduce(matrix, axis=axis, keepdims=True, out=sums[axis])
         sums[axis] += addend
         np.divide(matrix, sums[axis], out=matrix)
     return last.permute(2, 0, 1)
+
+
+def _axes(iterations: int) -> list[int]:
+    return [0] + [1, 0] * (iterations - 1)
 
 
 def collapse(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:

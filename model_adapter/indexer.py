@@ -117,7 +117,7 @@ class Indexer:
         return self._best_and_blocks(queries, tiles)
 
     def _best(self, queries: _Queries, tiles: Iterator[_Tile]) -> torch.Tensor:
-        best = RunningTopK(len(queries.q), self._topk)
+        best = RunningTopK(len(queries.q), self._topk, queries.q.device)
         for tile in tiles:
             best.add(packed(tile.scores, tile.numbers))
         return best.numbers()
@@ -126,8 +126,8 @@ class Indexer:
         """Top-k entries, and the best blocks by their best entry; the latest visible block is
         always among them."""
         size = self._block_size
-        best = RunningTopK(len(queries.q), self._topk)
-        blocks = RunningTopK(len(queries.q), self._blocks_kept)
+        best = RunningTopK(len(queries.q), self._topk, queries.q.device)
+        blocks = RunningTopK(len(queries.q), self._blocks_kept, queries.q.device)
         latest = (queries.visible - 1).div(size, rounding_mode="floor").unsqueeze(1)
         for tile in tiles:
             best.add(packed(tile.scores, tile.numbers))
@@ -141,7 +141,7 @@ class Indexer:
     def _scan_all(self, queries: _Queries, keys: Records) -> Iterator[_Tile]:
         """Every entry that any of the queries sees, in order."""
         for part in _slices(queries.limit, self._tile_entries(queries)):
-            numbers = torch.arange(part.start, part.stop)
+            numbers = torch.arange(part.start, part.stop, device=keys.device)
             yield _Tile(numbers, self._scores(queries, keys[part], numbers))
 
     def _scan_blocks(
@@ -149,17 +149,18 @@ class Indexer:
     ) -> Iterator[_Tile]:
         """The entries of the candidate blocks [Q, b] of any of the queries, in order."""
         union = candidates[candidates >= 0].unique()
-        member = torch.zeros((len(candidates), len(union) + 1), dtype=torch.bool)
+        member = candidates.new_zeros((len(candidates), len(union) + 1), dtype=torch.bool)
         at = torch.searchsorted(union, candidates.clamp_min(0))
+        within = torch.arange(self._block_size, device=keys.device)
         member.scatter_(1, at.masked_fill(candidates < 0, len(union)), True)
         for part in _slices(len(union), self._tile_entries(queries) // self._block_size):
-            numbers = union[part].unsqueeze(1) * self._block_size + torch.arange(self._block_size)
+            numbers = union[part].unsqueeze(1) * self._block_size + within
             allowed = member[:, part].repeat_interleave(self._block_size, dim=1)
             inside = numbers.flatten() < queries.limit
             numbers, allowed = numbers.flatten()[inside], allowed[:, inside]
             if not len(numbers):
                 return
-            scores = self._scores(queries, keys[numbers.numpy()], numbers)
+            scores = self._scores(queries, keys.index_select(0, numbers), numbers)
             yield _Tile(numbers, scores.masked_fill_(~allowed, -torch.inf))
 
     def _tile_entries(self, queries: _Queries) -> int:
@@ -183,7 +184,7 @@ class Indexer:
 
 
 def _all_visible(visible: torch.Tensor, limit: int) -> torch.Tensor:
-    numbers = torch.arange(limit)
+    numbers = torch.arange(limit, device=visible.device)
     return torch.where(numbers < visible.unsqueeze(1), numbers, -1)
 
 
@@ -194,7 +195,7 @@ def _joined(parts: list[Selection]) -> Selection:
     if not chosen:
         return Selection(entries)
     # Positions whose blocks all fit may choose any: all blocks that the kept number allows for.
-    every = torch.arange(chosen[0].shape[1])
+    every = torch.arange(chosen[0].shape[1], device=entries.device)
     blocks = [every.expand(len(p.entries), -1) if p.blocks is None else p.blocks for p in parts]
     return Selection(entries, _padded(blocks))
 

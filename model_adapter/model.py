@@ -18,6 +18,7 @@ from model_adapter.cache import SequenceCache
 from model_adapter.checkpoint import Checkpoint
 from model_adapter.checkpoint_check import check_checkpoint
 from model_adapter.config import LayerSpec, ModelConfig, RopeSpec
+from model_adapter.devices import CPU
 from model_adapter.engram import Engram, EngramHasher
 from model_adapter.errors import InputError
 from model_adapter.few_rows import linear
@@ -53,15 +54,16 @@ class Counters:
 
 
 class Model:
-    """A DS4.1F of any size. `dtype`: float32 or bfloat16, what the layers multiply in."""
+    """A DS4.1F of any size, on the device of its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights, hasher: EngramHasher | None) -> None:
         self.config = config
         self.weights = weights
+        self.device = weights.device
         self.counters = Counters()
         self.blocks = [self._block(spec, hasher) for spec in config.layer_specs]
-        self._plain = frequencies(RopeSpec(config.window_theta), config.rope_dim)
-        self._compressed = frequencies(config.rope, config.rope_dim)
+        self._plain = frequencies(RopeSpec(config.window_theta), config.rope_dim).to(self.device)
+        self._compressed = frequencies(config.rope, config.rope_dim).to(self.device)
 
     @classmethod
     def load(
@@ -69,9 +71,11 @@ class Model:
         directory: str | Path,
         dtype: torch.dtype = torch.float32,
         weight_cache_bytes_max: int = WEIGHT_CACHE_BYTES_MAX_DEFAULT,
+        device: torch.device = CPU,
     ) -> "Model":
         """Map a checkpoint directory; nothing of the weights is read yet.
 
+        `dtype`: float32 or bfloat16, what the layers multiply in. `device`: see `device_of`.
         Raises `ConfigError` or `CheckpointError` for whatever in it can't be used.
         """
         if dtype not in (torch.float32, torch.bfloat16):
@@ -84,7 +88,7 @@ class Model:
         if config.engram is not None:
             merged = load_token_map(directory, config.vocab, config.engram.compressed_vocab)
             hasher = EngramHasher(config.engram, merged, config.image_token)
-        return cls(config, Weights(checkpoint, dtype, weight_cache_bytes_max), hasher)
+        return cls(config, Weights(checkpoint, dtype, weight_cache_bytes_max, device), hasher)
 
     def cache_sections(self) -> list[tuple[int, str, int, int]]:
         """(layer, role, ratio, row bytes) of every global cache, in a block's section order."""
@@ -92,7 +96,7 @@ class Model:
 
     def new_cache(self) -> SequenceCache:
         """An empty sequence."""
-        return SequenceCache(self.config)
+        return SequenceCache(self.config, self.device)
 
     def usable_hit_tokens(self, hit_tokens: int) -> int:
         """The hit itself, or 0 where it is no longer than the window: its replay would be the whole
@@ -215,9 +219,10 @@ class Model:
         ids = torch.from_numpy(token_ids.astype(np.int64))
         x = self.weights.rows("embed", ids)
         if image_embeddings is not None:
-            x[ids == self.config.image_token] = image_embeddings.to(x.dtype)
-        pre_mix = torch.zeros((len(ids), self.config.streams))
-        pre_mix[:, 0] = 1.0
+            images = (ids == self.config.image_token).to(self.device)
+            x[images] = image_embeddings.to(x)
+        pre_mix = torch.zeros((len(ids), self.config.streams), device=self.device)
+        pre_mix[:, 0].fill_(1.0)
         return x.unsqueeze(1).repeat(1, self.config.streams, 1), pre_mix
 
     def _block(self, spec: LayerSpec, hasher: EngramHasher | None) -> Block:

@@ -48,11 +48,11 @@ class MoE:
 
     def _routed(self, x: torch.Tensor, chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Each expert once, over all positions that chose it."""
-        out = torch.zeros(x.shape, dtype=torch.float32)
+        out = x.new_zeros(x.shape, dtype=torch.float32)
         order = chosen.flatten().argsort(stable=True)
         positions = order.div(chosen.shape[1], rounding_mode="floor")
         factors = share.flatten()[order].unsqueeze(1)
-        counts = torch.bincount(chosen.flatten()).tolist()
+        counts = torch.bincount(chosen.flatten()).cpu().tolist()
         at = 0
         for expert, count in enumerate(counts):
             if count:

@@ -7,6 +7,8 @@ on how the candidates were split into chunks.
 
 import torch
 
+from model_adapter.devices import CPU
+
 _LOW_BITS = 32
 _LOW_MASK = (1 << _LOW_BITS) - 1
 NEVER = torch.iinfo(torch.int64).min
@@ -42,9 +44,9 @@ def ascending(numbers: torch.Tensor) -> torch.Tensor:
 class RunningTopK:
     """The best k of candidates that come in chunks, per row."""
 
-    def __init__(self, rows: int, k: int) -> None:
+    def __init__(self, rows: int, k: int, device: torch.device = CPU) -> None:
         self._k = k
-        self._best = torch.empty((rows, 0), dtype=torch.int64)
+        self._best = torch.empty((rows, 0), dtype=torch.int64, device=device)
 
     def add(self, keys: torch.Tensor) -> None:
         """`packed` keys [rows, N]."""

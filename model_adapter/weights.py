@@ -1,12 +1,13 @@
 """Weights by name in the dtype that the model computes in, dequantised when first used.
 
 What is quantised, or lies in another dtype than the model's, has to be converted; the results are
-kept up to a budget of bytes. What every token needs is kept first: the layers come round in turn,
-and of a ring that does not fit, dropping the least recently used would drop each just before its
-use. Experts are converted by demand and share the rest, the least recently used dropped first.
+kept up to a budget of bytes, and so is, for a model on a GPU, whatever it uses, copied there. What
+every token needs is kept first: the layers come round in turn, and of a ring that does not fit,
+dropping the least recently used would drop each just before its use. Experts are converted by
+demand and share the rest, the least recently used dropped first.
 Everything else is a view into the mapped shards, whose pages the kernel may drop: it costs the
 process no memory of its own. Tables with one row per token or n-gram are never converted whole:
-their rows are gathered from the mapping.
+their rows are gathered from the mapping. Conversion is the CPU's, whatever the device.
 """
 
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import torch
 
 from model_adapter import quantized
 from model_adapter.checkpoint import Checkpoint
+from model_adapter.devices import CPU
 from model_adapter.errors import TensorError
 
 WEIGHT_CACHE_BYTES_MAX_DEFAULT = 4 << 30
@@ -24,9 +26,10 @@ _Key = str | tuple[str, torch.dtype]
 
 
 class Weights:
-    """Converted tensors of a `Checkpoint` with a bounded memory.
+    """Tensors of a `Checkpoint` on a device, with a bounded memory.
 
-    `cached_bytes` is what the converted tensors hold now; it never exceeds `cache_bytes_max`.
+    `cached_bytes` is what the converted tensors, and a GPU's copies, hold now; it never exceeds
+    `cache_bytes_max`.
     """
 
     def __init__(
@@ -34,8 +37,10 @@ class Weights:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         cache_bytes_max: int = WEIGHT_CACHE_BYTES_MAX_DEFAULT,
+        device: torch.device = CPU,
     ) -> None:
         self.checkpoint = checkpoint
+        self.device = device
         self.dtype = dtype
         self.cache_bytes_max = cache_bytes_max
         self.cached_bytes = 0
@@ -48,7 +53,7 @@ class Weights:
         """An unquantised tensor under its whole name, in `dtype` (default: float32)."""
         dtype = dtype or torch.float32
         view = self._view(name)
-        if view.dtype == dtype:
+        if view.dtype == dtype and self.device == CPU:
             return view
         return self._cached((name, dtype), lambda: (view.to(dtype),))[0]
 
@@ -73,14 +78,17 @@ class Weights:
         return self._cached(key, convert, by_demand)
 
     def rows(self, name: str, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the table `{name}.weight`: [*indices.shape, columns] in the model's dtype."""
+        """Rows of the table `{name}.weight`: [*indices.shape, columns] in the model's dtype.
+
+        `indices`: on the host, where the table is.
+        """
         codes = self._view(f"{name}.weight")
         if f"{name}.scale" not in self.checkpoint:
-            return codes[indices].to(self.dtype)
+            return codes[indices].to(self.dtype).to(self.device)
         scale = self._view(f"{name}.scale")
         picked = codes.view(torch.uint8)[indices].view(codes.dtype)
         picked_scale = scale.view(torch.uint8)[indices].view(scale.dtype)
-        return quantized.dequantize_fp8_rows(picked, picked_scale, self.dtype)
+        return quantized.dequantize_fp8_rows(picked, picked_scale, self.dtype).to(self.device)
 
     def _view(self, name: str) -> torch.Tensor:
         view = self._views.get(name)
@@ -110,7 +118,7 @@ class Weights:
         if key in self._by_demand:
             self._by_demand.move_to_end(key)
             return self._by_demand[key]
-        entry = convert()
+        entry = tuple(tensor.to(self.device) for tensor in convert())
         size = _bytes(entry)
         if self._steady_bytes + size > self.cache_bytes_max:
             return entry

@@ -13,7 +13,7 @@ arrays' device and nothing waits for it. With ``out`` given, or through `PageMov
 from kernels.gpu.checksums import Checksums
 from kernels.gpu.convert import dequantize, quantize
 from kernels.gpu.page_moves import PageMoves, PoolMoves, pool_moves
-from kernels.gpu.runtime import GpuUnavailableError, available, warm_up
+from kernels.gpu.runtime import GpuUnavailableError, available, check, on_stream, warm_up
 
 __all__ = [
     "Checksums",
@@ -21,7 +21,9 @@ __all__ = [
     "PageMoves",
     "PoolMoves",
     "available",
+    "check",
     "dequantize",
+    "on_stream",
     "pool_moves",
     "quantize",
     "warm_up",

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -36,10 +36,15 @@ def cupy() -> Any:
     return module
 
 
+def check() -> None:
+    """Whether kernels can run here; `GpuUnavailableError` says why not."""
+    cupy()
+
+
 def available() -> bool:
     """Whether kernels can run here."""
     with suppress(GpuUnavailableError):
-        cupy()
+        check()
         return True
     return False
 
@@ -80,6 +85,13 @@ def launch(
     function = _function(device, name)
     with cupy().cuda.Device(device):
         function(grid, (THREADS,), args, shared_mem=shared_bytes)
+
+
+def on_stream(device: int, stream: int) -> AbstractContextManager[Any]:
+    """`launch` queues on another library's stream inside. `stream`: its address, 0 for CUDA's
+    default stream (``torch.cuda.current_stream().cuda_stream``)."""
+    external: AbstractContextManager[Any] = cupy().cuda.ExternalStream(stream, device)
+    return external
 
 
 def current_stream(device: int) -> Any:

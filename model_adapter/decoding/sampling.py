@@ -64,9 +64,9 @@ class Sampler:
     def token(self, logits: torch.Tensor, index: int) -> int:
         """The request's token number `index`, counted from 0, from logits float32 [vocab].
 
-        Equal logits: the lower id first.
+        Equal logits: the lower id first. Drawn on the host, so that no device draws another.
         """
-        allowed = logits.index_fill(0, self._banned, -torch.inf)
+        allowed = logits.cpu().index_fill(0, self._banned, -torch.inf)
         if self.params.temperature == 0:
             return int(allowed.argmax())
         scaled = (allowed.double() - allowed.max()) / self.params.temperature

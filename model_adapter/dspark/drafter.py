@@ -39,7 +39,8 @@ class Drafter:
             Block(config, spec, weights, None, attention)
             for spec, attention in zip(config.draft_specs, self._attentions, strict=True)
         ]
-        self._frequencies = frequencies(RopeSpec(config.window_theta), config.rope_dim)
+        plain = frequencies(RopeSpec(config.window_theta), config.rope_dim)
+        self._frequencies = plain.to(model.device)
 
     def extend(self, windows: DraftWindows, features: torch.Tensor) -> None:
         """Add the window records of the next positions, from their features [T, targets·H]."""
@@ -58,7 +59,8 @@ class Drafter:
         shared = linear(features, weights.matrix(f"{prefix}.main_proj"))
         norm = weights.vector(f"{prefix}.main_norm.weight")
         shared = rms_norm(shared, norm, self.model.config.norm_eps)
-        rotation = rotations(torch.arange(first, first + len(features)), self._frequencies)
+        positions = torch.arange(first, first + len(features), device=features.device)
+        rotation = rotations(positions, self._frequencies)
         return [attention.window_kv(shared, rotation) for attention in self._attentions]
 
     @torch.inference_mode()

@@ -39,7 +39,7 @@ class DraftHeads:
         `banned` tokens are never guessed. Equal logits: the lower id.
         """
         base = self._base_logits(hidden)
-        never = torch.tensor(sorted(banned), dtype=torch.int64)
+        never = torch.tensor(sorted(banned), dtype=torch.int64, device=base.device)
         tokens, confidences, logits = [], [], []
         before = anchor
         for k in range(len(hidden)):

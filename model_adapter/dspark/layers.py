@@ -26,7 +26,7 @@ class DraftPass(ForwardPass):
     ) -> None:
         super().__init__(config, (), frequencies, frequencies, observer)
         self.windows = windows
-        self.positions = torch.arange(windows.end, windows.end + count)
+        self.positions = torch.arange(windows.end, windows.end + count, device=frequencies.device)
 
 
 class DraftAttention(Attention):

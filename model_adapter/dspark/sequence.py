@@ -41,7 +41,7 @@ class SequenceDrafts:
         config = drafter.model.config
         self.drafter = drafter
         self.verify_threshold = verify_threshold
-        self.windows = DraftWindows(config)
+        self.windows = DraftWindows(config, drafter.model.device)
         self.observer = FeatureTap(drafter.config, config.window + FEW_ROWS_MAX)
 
     @torch.inference_mode()

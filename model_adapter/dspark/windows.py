@@ -1,7 +1,10 @@
 """The draft layers' window KV of one sequence."""
 
+import torch
+
 from model_adapter.cache_rows import WindowRows
 from model_adapter.config import ModelConfig
+from model_adapter.devices import CPU
 from model_adapter.records import Records
 
 
@@ -12,10 +15,11 @@ class DraftWindows:
     sees the records of [p − W, p) (ds41f §2), one more than a backbone query has before it.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device = CPU) -> None:
         self._window = config.window
         self.layers = [
-            WindowRows(config.window_row_bytes, config.window + 1) for _ in config.draft_specs
+            WindowRows(config.window_row_bytes, config.window + 1, device)
+            for _ in config.draft_specs
         ]
 
     @property

@@ -70,7 +70,7 @@ class _RunBlocks:
         return self._relative(i, "logits", self._c.model.logits(collapse(streams, pre_mix)))
 
     def _selection(self, i: int, entries: torch.Tensor) -> Result:
-        theirs = self._get(f"topk_indices.{i}")
+        theirs = self._get(f"topk_indices.{i}").cpu()
         mine = padded_selection(entries, theirs.shape[1])
         name = self._name(i, f"topk_indices.{i}")
         return equal(_ALONE, name, mine, theirs, self._c.tolerances.exact)
@@ -102,4 +102,4 @@ class _RunBlocks:
         return f"block {i}: {self._run}.{key}"
 
     def _get(self, key: str) -> torch.Tensor:
-        return self._c.vectors.get(f"{self._run}.{key}")
+        return self._c.vectors.get(f"{self._run}.{key}").to(self._c.model.device)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from model_adapter.devices import CPU
 from model_adapter.golden.blocks import blocks_alone
 from model_adapter.golden.drafts import draft
 from model_adapter.golden.end_to_end import TEXT_GROUPS, Comparison, Group
@@ -56,13 +57,15 @@ class Report:
         }
 
 
-def check_golden(directory: Path, dtype: DTypeName = "float32") -> Report:
-    """Compare the adapter with `golden-{dtype}.safetensors` of a golden directory.
+def check_golden(
+    directory: Path, dtype: DTypeName = "float32", device: torch.device = CPU
+) -> Report:
+    """Compare the adapter on a device with `golden-{dtype}.safetensors` of a golden directory.
 
     Raises `GoldenError`, `ConfigError` or `CheckpointError` for a directory that can't be used.
     """
     vectors = Vectors(directory, dtype)
-    model = Model.load(directory, getattr(torch, dtype))
+    model = Model.load(directory, getattr(torch, dtype), device=device)
     comparison = Comparison(model, vectors, TOLERANCES[dtype])
     results = [r for group in GROUPS for r in group(comparison)]
     if any(may_excuse(r) for r in results):

@@ -37,7 +37,7 @@ def draft(c: Comparison) -> Iterator[Result]:
     assert features is not None
     yield c.relative("dspark.target_features", features)
     yield c.equal("dspark.anchor_token", logits.argmax().reshape(1))
-    yield from _best(c, c.vectors.get("dspark.target_features").to(features.dtype), _alone)
+    yield from _best(c, c.vectors.get("dspark.target_features").to(features), _alone)
     yield from _best(c, features, _end_to_end)
 
 
@@ -46,7 +46,7 @@ class _Run:
 
     def __init__(self, c: Comparison, features: torch.Tensor, turned: Turned) -> None:
         drafter = Drafter(c.model)
-        windows = DraftWindows(c.model.config)
+        windows = DraftWindows(c.model.config, c.model.device)
         self._turned = turned
         self._made = 0
         self.on_midpoints: list[tuple[int, int]] = []

@@ -67,6 +67,7 @@ def equal(
 ) -> Result:
     """Share of unequal elements of two integer tensors."""
     share = 1.0
+    mine = mine.cpu()
     if mine.shape == theirs.shape:
         share = float((mine.long() != theirs.long()).double().mean())
     return Result(part, key, "share unequal", share, tolerance)
@@ -80,7 +81,7 @@ def not_covered(key: str) -> Result:
 def _relative(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     if mine.shape != theirs.shape:
         return float("inf")
-    a, b = mine.double(), theirs.double()
+    a, b = mine.cpu().double(), theirs.cpu().double()
     scale = float(b.norm())
     difference = float((a - b).norm())
     return difference / scale if scale else difference

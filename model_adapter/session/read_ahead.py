@@ -15,10 +15,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore import Client, Lease, Outcome
+from kvstore import Lease
 from kvstore.errors import KVStoreError
 from model_adapter.cache import Promise
+from model_adapter.devices import side_stream
 from model_adapter.errors import SectionsLost
+from model_adapter.session.leased_blocks import LeasedBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +40,19 @@ class ReadAhead:
     """Fills promised sections of the leased blocks; gives the lease back at the end."""
 
     def __init__(
-        self, client: Client, lease: Lease, promises: Sequence[Promise], batch_bytes_max: int
+        self,
+        blocks: LeasedBlocks,
+        lease: Lease,
+        promises: Sequence[Promise],
+        batch_bytes_max: int,
     ) -> None:
         self.reading = Reading()
-        self._client = client
+        self._blocks = blocks
         self._lease = lease
         self._promises = promises
         self._batch_bytes_max = batch_bytes_max
         self._renewed_s = time.monotonic()
+        self._stream = side_stream(promises[0].rows.device)
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
         self._thread.start()
 
@@ -59,7 +66,7 @@ class ReadAhead:
         lost: SectionsLost | None = None
         left = list(enumerate(self._promises))
         try:
-            with self._lease:
+            with self._lease, self._stream:
                 while left:
                     number, promise = left[0]
                     self._read(number, promise)
@@ -91,12 +98,8 @@ class ReadAhead:
         for at in range(0, len(keys), step):
             self._keep_lease()
             batch = keys[at : at + step]
-            into = promise.rows[at * rows : (at + len(batch)) * rows].reshape(-1)
-            for i, block in enumerate(self._client.read(self._lease, batch, [number], into)):
-                if block.outcome is not Outcome.HIT:
-                    raise SectionsLost(
-                        f"section {number} of block {at + i} is not there any more, or was damaged"
-                    )
+            into = promise.rows[at * rows : (at + len(batch)) * rows]
+            self._blocks.load_section(self._lease, batch, number, at, into)
 
     def _keep_lease(self) -> None:
         now_s = time.monotonic()

@@ -12,13 +12,13 @@ from kvstore import (
     Lease,
     Namespace,
     NamespaceHandle,
-    Outcome,
     Outlook,
     PutOutcome,
     Tier,
 )
 from kvstore.errors import InvalidRequest, KVStoreError
 from model_adapter.cache import SequenceCache
+from model_adapter.session.leased_blocks import LeasedBlocks
 from model_adapter.session.read_ahead import ReadAhead
 from model_adapter.session.source import (
     Found,
@@ -89,25 +89,31 @@ class StoreBlocks:
         """
         if first == 0 and self._ahead_pays(blocks):
             return self._load_ahead(found.keys[:blocks], cache)
+        leased = self._leased(cache)
         try:
+            leased.open()
             lease = self._client.acquire(self._open(), found.keys[first:blocks])
         except KVStoreError as e:
             return Loaded(error=self._lost("reading blocks", e))
-        return self._load_leased(lease, cache, first)
+        return self._load_leased(leased, lease, cache, first)
 
-    def _load_leased(self, lease: Lease, cache: SequenceCache, first: int = 0) -> Loaded:
+    def _leased(self, cache: SequenceCache) -> LeasedBlocks:
+        return LeasedBlocks(self._client, self.layout.block_tokens, cache.device)
+
+    def _load_leased(
+        self, leased: LeasedBlocks, lease: Lease, cache: SequenceCache, first: int = 0
+    ) -> Loaded:
         tiers: Counter[Tier] = Counter()
         loaded, error = 0, None
         try:
             with lease as held:
                 for at in range(0, held.blocks, self._batch_blocks):
                     batch = held.keys[at : at + self._batch_blocks]
-                    for data in self._client.read(held, batch):
-                        if data.outcome is not Outcome.HIT:
-                            return self._loaded(loaded, tiers)
-                        cache.load_block(first + loaded, self.layout.block_tokens, data.sections)
-                        tiers[data.tier] += 1
-                        loaded += 1
+                    came = leased.load(held, batch, cache, first + loaded)
+                    tiers.update(came)
+                    loaded += len(came)
+                    if len(came) < len(batch):
+                        break
         except KVStoreError as e:
             error = self._lost("reading blocks", e)
         return self._loaded(loaded, tiers, error)
@@ -129,17 +135,19 @@ class StoreBlocks:
         return self._ahead_bytes_min is not None and size >= self._ahead_bytes_min
 
     def _load_ahead(self, keys: Sequence[bytes], cache: SequenceCache) -> Loaded:
-        """Lease the blocks and promise them to the cache."""
+        """Lease the blocks and promise them to the cache, unless there is nothing to wait for."""
+        leased = self._leased(cache)
         try:
+            leased.open()
             lease = self._client.acquire(self._open(), keys)
         except KVStoreError as e:
             return Loaded(error=self._lost("reading blocks", e))
         tiers = Counter(map(_fastest, lease.match.residency[: lease.blocks]))
         on_ssd = tiers[Tier.SSD] * self.layout.block_bytes
-        if not lease.blocks or on_ssd > self._ahead_ssd_bytes_max:
-            return self._load_leased(lease, cache)
+        if not lease.blocks or on_ssd > self._ahead_ssd_bytes_max or leased.all_in_hbm(lease):
+            return self._load_leased(leased, lease, cache)
         promises = cache.promise_blocks(lease.blocks, self.layout.block_tokens)
-        reading = ReadAhead(self._client, lease, promises, self._batch_bytes)
+        reading = ReadAhead(leased, lease, promises, self._batch_bytes)
         self._last_reading = reading
         return self._loaded(lease.blocks, tiers, None, reading)
 

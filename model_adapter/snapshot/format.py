@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from model_adapter.errors import SnapshotError
-from model_adapter.records import Records
+from model_adapter.records import HostRecords
 from model_adapter.replay import Mode
 
 MAGIC = b"DS41FWIN"
@@ -60,7 +60,7 @@ class Part:
     kind: PartKind
     number: int
     start: int
-    rows: Records
+    rows: HostRecords
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_adapter.config import ModelConfig, VisionConfig
+from model_adapter.devices import CPU
 from model_adapter.errors import ImageError
 from model_adapter.vision.aligner import Aligner
 from model_adapter.vision.image_processor import ImagePatches
@@ -47,11 +48,13 @@ class VisionEncoder:
         weight: GetWeight,
         dtype: torch.dtype,
         images_kept_max: int = IMAGES_KEPT_MAX_DEFAULT,
+        device: torch.device = CPU,
     ) -> None:
         self.config = config
         self.images_kept_max = images_kept_max
         self._weight = weight
         self._dtype = dtype
+        self._device = device
         self._tower = VisionTower(config, weight, dtype)
         self._aligner = Aligner(config.downsample, weight, dtype)
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -61,7 +64,7 @@ class VisionEncoder:
         """The encoder of a model. Raises `ImageError` where the model has none."""
         if config.vision is None or config.image_token is None:
             raise ImageError("this checkpoint has no vision part: send text only")
-        return cls(config.vision, weights.vector, weights.dtype)
+        return cls(config.vision, weights.vector, weights.dtype, device=weights.device)
 
     @torch.inference_mode()
     def embed(self, image: ImagePatches) -> Tensor:
@@ -76,9 +79,9 @@ class VisionEncoder:
 
     def _compute(self, image: ImagePatches) -> Tensor:
         grid = image.grid
-        features = self._tower(image.patches, grid.vit_rows, grid.vit_cols)
+        features = self._tower(image.patches.to(self._device), grid.vit_rows, grid.vit_cols)
         tokens = self._aligner(features, grid.vit_rows, grid.vit_cols)
-        types = torch.from_numpy(span_types(grid))
+        types = torch.from_numpy(span_types(grid)).to(self._device)
         rows = tokens.new_empty(grid.span_tokens, tokens.shape[-1])
         rows[types == TokenType.IMAGE] = tokens
         for kind, name in _MARKS.items():

@@ -28,7 +28,7 @@ class VisionTower:
         N = `vit_rows` · `vit_cols`, row by row; every patch attends to every other.
         """
         x = self._linear("vision.patch_embed.proj", patches.flatten(1).to(self.dtype))
-        rotation = self._rotation(vit_rows, vit_cols)
+        rotation = self._rotation(vit_rows, vit_cols, x.device)
         for b in range(self.config.layers):
             at = f"vision.blocks.{b}"
             x = x + self._attention(f"{at}.attn", self._norm(f"{at}.norm1", x), rotation)
@@ -55,12 +55,13 @@ class VisionTower:
         gate, up = self._linear(f"{at}.w1", x, bias=False).chunk(2, dim=-1)
         return self._linear(f"{at}.w2", fn.silu(gate) * up, bias=False)
 
-    def _rotation(self, vit_rows: int, vit_cols: int) -> Tensor:
+    def _rotation(self, vit_rows: int, vit_cols: int, device: torch.device) -> Tensor:
         """cos and sin of every patch's angles, fp32 `[2, N, head width / 2]`."""
         d = self.config.hidden // self.config.heads // 2
-        frequencies = self.config.rope_theta ** -(torch.arange(0, d, 2, dtype=torch.float32) / d)
-        rows = torch.arange(vit_rows).repeat_interleave(vit_cols)
-        cols = torch.arange(vit_cols).repeat(vit_rows)
+        channels = torch.arange(0, d, 2, dtype=torch.float32, device=device)
+        frequencies = self.config.rope_theta ** -(channels / d)
+        rows = torch.arange(vit_rows, device=device).repeat_interleave(vit_cols)
+        cols = torch.arange(vit_cols, device=device).repeat(vit_rows)
         angles = torch.cat([torch.outer(rows, frequencies), torch.outer(cols, frequencies)], dim=1)
         return torch.stack([angles.cos(), angles.sin()])
 

@@ -115,6 +115,14 @@ class Stream:
         cuda.current = self._before
 
 
+class ExternalStream(Stream):
+    """Another library's stream; there is but one order here."""
+
+    def __init__(self, ptr, device_id=-1):
+        super().__init__()
+        self.ptr, self.device_id = ptr, device_id
+
+
 class Event:
     def __init__(self, disable_timing=False):
         self.at_s = None
@@ -129,6 +137,7 @@ class Event:
 
 class cuda:  # noqa: N801
     Device, Stream, Event = Device, Stream, Event
+    ExternalStream = ExternalStream
     current = Stream()
 
     class runtime:  # noqa: N801

@@ -1,9 +1,8 @@
 """Everything that a sequence cache holds, to compare two of them byte for byte."""
 
-import numpy as np
-
 from model_adapter.cache import SequenceCache
 from model_adapter.dspark import DraftWindows
+from model_adapter.records import host
 
 
 def window_bytes(window) -> dict[str, object]:
@@ -12,7 +11,7 @@ def window_bytes(window) -> dict[str, object]:
     return {
         "start": window.start,
         "end": window.end,
-        "records": window.latest(window._window - 1).tobytes(),
+        "records": host(window.latest(window._window - 1)).tobytes(),
     }
 
 
@@ -21,11 +20,11 @@ def cache_bytes(cache: SequenceCache) -> dict[str, object]:
     parts: dict[str, object] = {"length": cache.length, "loaded": cache.loaded_tokens}
     parts["tokens"] = cache.token_ids.tobytes()
     for spec in cache._specs:
-        parts[f"{spec.role} {spec.layer}"] = cache.rows(spec).rows.tobytes()
+        parts[f"{spec.role} {spec.layer}"] = host(cache.rows(spec).rows).tobytes()
     for layer, window in enumerate(cache.windows):
         parts[f"window {layer}"] = window_bytes(window)
     for layer, group in cache.open_groups.items():
-        parts[f"pending {layer}"] = (group.end, np.asarray(group.pending()).tobytes())
+        parts[f"pending {layer}"] = (group.end, group.pending().cpu().numpy().tobytes())
     return parts
 
 

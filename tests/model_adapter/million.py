@@ -56,7 +56,7 @@ def synthetic_cache(model: Model, tokens: int, seed: int = 0) -> SequenceCache:
     return cache
 
 
-def index_values(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+def index_values(rows: records.Records) -> npt.NDArray[np.float32]:
     """Index keys [N, D], some at a time."""
     return np.concatenate(
         [records.unpack(records.INDEX, rows[i : i + 8192]) for i in range(0, len(rows), 8192)]

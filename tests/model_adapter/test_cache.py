@@ -6,7 +6,7 @@ import torch
 from golden_model import config
 
 from model_adapter.cache import SequenceCache
-from model_adapter.cache_rows import ROLLBACK_TOKENS_MAX, GrowingArray, OpenGroup, WindowRows
+from model_adapter.cache_rows import ROLLBACK_TOKENS_MAX, GrowingTensor, OpenGroup, WindowRows
 from model_adapter.errors import CacheError
 
 BLOCK = 8
@@ -73,8 +73,8 @@ def test_a_cache_in_use_takes_no_blocks():
         cache.load_block(0, BLOCK, filled(BLOCK).block_sections(0, BLOCK))
 
 
-def test_growing_array_keeps_its_rows_and_older_views():
-    rows = GrowingArray((3,), np.uint8)
+def test_growing_tensor_keeps_its_rows_and_older_views():
+    rows = GrowingTensor((3,), torch.uint8)
     whole = np.random.default_rng(0).integers(0, 256, (1000, 3), np.uint8)
     rows.append(whole[:10])
     view = rows.rows
@@ -88,11 +88,12 @@ def test_growing_array_keeps_its_rows_and_older_views():
 
 
 def test_reserved_room_is_not_copied_again():
-    rows = GrowingArray((3,), np.uint8)
+    rows = GrowingTensor((3,), torch.uint8)
     rows.reserve(500)
-    place = rows.rows.__array_interface__["data"][0]
-    rows.append(np.zeros((500, 3), np.uint8))
-    assert rows.rows.__array_interface__["data"][0] == place
+    rows.append(np.zeros((1, 3), np.uint8))
+    place = rows.rows.data_ptr()
+    rows.append(np.zeros((499, 3), np.uint8))
+    assert rows.rows.data_ptr() == place
 
 
 @pytest.mark.parametrize("step", [1, 7, 40, 300])

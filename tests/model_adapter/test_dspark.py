@@ -105,7 +105,7 @@ def test_windows_are_packed_records_of_the_last_positions():
     for layer in range(config().dspark.layers):
         rows = windows.visible(layer)
         assert rows.shape == (WINDOW, config().window_row_bytes)
-        assert rows.dtype == np.uint8
+        assert rows.dtype == torch.uint8
     values = drafter(model()).window_values(vector("dspark.target_features"), 0)
     packed = records.pack(records.WINDOW, values[1])
     assert np.array_equal(windows.visible(1), packed[-WINDOW:])
@@ -116,7 +116,7 @@ def test_windows_can_be_taken_elsewhere():
     there = DraftWindows(config())
     there.restart(here.end - WINDOW)
     for number, rows in enumerate(there.layers):
-        rows.append(here.visible(number).copy())
+        rows.append(here.visible(number).clone())
     draft = drafter(model()).draft(there, int(vector("dspark.anchor_token")))
     assert torch.equal(draft.logits, golden_draft().logits)
 

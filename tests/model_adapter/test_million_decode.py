@@ -75,7 +75,7 @@ def decode(model, cache, monkeypatch):
             return q, w
 
         def watched_unpack(kind, rows):
-            step.unpacked.setdefault(kind, []).append(rows[..., 0].size)
+            step.unpacked.setdefault(kind, []).append(rows[..., 0].numel())
             return unpack(kind, rows)
 
         with monkeypatch.context() as patched:
@@ -90,7 +90,7 @@ def decode(model, cache, monkeypatch):
     model.decode(cache, TOKEN)
 
 
-def scores(step: Step, layer: int, rows: np.ndarray) -> np.ndarray:
+def scores(step: Step, layer: int, rows: records.Records) -> np.ndarray:
     """Σ_h relu(q_h·k_j)·w_h in float64 behind float32 products, for packed keys."""
     q, w = step.queries[layer]
     total = []
@@ -142,17 +142,17 @@ def test_selections_at_the_last_position_are_the_best_of_all_visible(model, cach
             assert_best(candidates, np.arange(len(tops)), tops, CANDIDATE_BLOCKS)
 
 
-def best_key(step: Step, cache) -> np.ndarray:
+def best_key(step: Step, cache) -> records.Records:
     """The key that layer 2's query likes best."""
     chosen = cache.index(2).rows[step.entries[2]]
-    return chosen[np.argmax(scores(step, 2, chosen))].copy()
+    return chosen[np.argmax(scores(step, 2, chosen))].clone()
 
 
 def test_entries_at_both_ends_are_found(cache, decode):
     """Layer 2 has ratio 2; nothing before it reads an index key, so its queries stay the same."""
     rows = cache.index(2).rows
     ends = [0, 524_286]
-    kept = rows[ends].copy()
+    kept = rows[ends].clone()
     try:
         for length in (LAST, LAST - 1):  # (t + 1) // 2 is 524,288, the newest itself, and 524,287
             cache.truncate(length)
@@ -201,11 +201,13 @@ def test_a_step_touches_the_window_and_the_selected_rows_only(model, cache, deco
     try:
         for layer, numbers in selected.items():
             rows = cache.main(layer).rows
-            kept[layer] = rows.copy()
-            poison = np.ones(len(rows), bool)
+            kept[layer] = rows.clone()
+            poison = torch.ones(len(rows), dtype=torch.bool)
             poison[[n for n in numbers if n < len(rows)]] = False
             rows[poison] = 0xFF
-        assert np.isnan(records.unpack(records.MAIN, np.full(288, 0xFF, np.uint8)).numpy()).all()
+        assert torch.isnan(
+            records.unpack(records.MAIN, torch.full((288,), 0xFF, dtype=torch.uint8))
+        ).all()
         assert torch.equal(decode().logits, first.logits)
         cache.truncate(LAST)
         cache.main(2).rows[first.entries[2][0]] = 0xFF

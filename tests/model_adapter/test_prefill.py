@@ -8,6 +8,7 @@ from golden_model import config, error, model, vector
 from model_adapter.cache import SequenceCache
 from model_adapter.errors import CacheError, InputError
 from model_adapter.golden.rounding import part_at_a_midpoint
+from model_adapter.records import host
 
 BLOCK = 8
 
@@ -21,11 +22,11 @@ def ids(count: int, seed: int = 0) -> np.ndarray:
 
 
 def global_rows(cache: SequenceCache) -> list[np.ndarray]:
-    return [cache.rows(spec).rows for spec in config().global_caches]
+    return [host(cache.rows(spec).rows) for spec in config().global_caches]
 
 
 def window_rows(cache: SequenceCache) -> list[np.ndarray]:
-    return [w.latest(window()) for w in cache.windows]
+    return [host(w.latest(window())) for w in cache.windows]
 
 
 def assert_same_rows(a: SequenceCache, b: SequenceCache, share: float = 0.005) -> None:
