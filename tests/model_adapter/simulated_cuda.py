@@ -78,6 +78,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         args = list(args)
+        kwargs.pop("pin_memory", None)  # needs a driver
         if func is torch.Tensor.to:
             if len(args) > 1 and isinstance(args[1], DeviceTensor):
                 kwargs |= {"device": CUDA, "dtype": args.pop(1).dtype}
