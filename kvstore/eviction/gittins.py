@@ -34,33 +34,22 @@ Memory: 17 bytes per row, 250 per run and 45 per remembered block.
 """
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.block import Outlook
+from kvstore.eviction.arrivals import SAME_REQUEST_S, Arrivals, Piece
 from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
 from kvstore.eviction.block_classes import OUTLOOKS, class_of, groups, moved
 from kvstore.eviction.ends import Ends
-from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
+from kvstore.eviction.remembered import Record
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, RowArray, Runs, row_array
 
 _LOADED_ROWS: Final = 64
-_SHARED_FACTOR: Final = 0.5
-_SAME_REQUEST_S: Final = 1e-3
-_USES_MAX: Final = 8
-
-
-class _Piece(NamedTuple):
-    """New blocks of a request, up to the `end`-th, that have the same past."""
-
-    end: int
-    kind: int
-    uses: int
 
 
 class Gittins(EvictionPolicy):
@@ -72,20 +61,14 @@ class Gittins(EvictionPolicy):
         super().__init__(surroundings)
         self._growth = cost_growth_per_block
         self._times = ReuseTimes(groups())
-        self._gone = Remembered(surroundings.capacity_rows())
+        self._arrivals = Arrivals(surroundings, self._times)
         self._runs = Runs()
         self._ends = Ends(self._runs, self._times, cost_growth_per_block)
-        self._names = np.zeros(0, np.uint64)
         self._rows = 0
-        self._left, self._left_as = array("i"), array("q")
         self._cooled: dict[int, None] = {}
-        # the request that was foreseen last
-        self._foreseen = False
-        self._new = row_array(())
-        self._pieces: list[_Piece] = []
-        self._entered = self._piece = 0
-        self._came_s = 0.0
-        self._path_gap = self._path_pace = math.nan
+        # of the request that was foreseen last: whether its use is still to come, and how many rows
+        # it has added one by one
+        self._foreseen, self._entered = False, 0
 
     def __len__(self) -> int:
         return self._rows
@@ -106,30 +89,13 @@ class Gittins(EvictionPolicy):
         self._expect(np.asarray(chain, np.int64), held, goes_on=True)
 
     def _expect(self, rows: Rows, held: int, goes_on: bool = False) -> None:
-        self._came_s = now = self.surroundings.now_s()
-        self._path_gap = self._path_pace = math.nan
-        new = rows[held:]
-        self._new, self._pieces = row_array(new), []
-        self._entered = self._piece = 0
-        if not len(new):
-            return
-        self._reserve(max(self._new) + 1)
-        self._flush()
-        last = int(rows[held - 1]) if held else NONE
-        above = self._runs.ending_at(last) if last in self else NONE
-        names = self.surroundings.identity(new)
-        numbers = self._gone.recall(names)
-        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(new)]
-        pasts = [
-            None if number == UNKNOWN else self._gone.record(number)
-            for number in numbers[starts].tolist()
-        ]
-        self._path_gap, self._path_pace = self._pace(pasts, above, now, goes_on)
-        for start, end, past in zip(starts, ends, pasts, strict=True):
-            self._expect_piece(end, end - start, past)
-        self._gone.remember(names, self._notes())
-        self._names[new] = names
+        new, runs, above = rows[held:], self._runs, NONE
+        self._entered = 0
+        if len(new):
+            self._reserve(max(new.tolist()) + 1)
+            last = int(rows[held - 1]) if held else NONE
+            above = runs.ending_at(last) if last in self else NONE
+        self._arrivals.expect(new, runs.record(above) if above >= 0 else None, goes_on)
         if above >= 0:
             self._leave_branch(above)
 
@@ -137,63 +103,6 @@ class Gittins(EvictionPolicy):
         self._times.request(rows)
         # what was refused counts too: the rows that are in grow older by it
         self._ends.asked_since += rows
-
-    def _pace(
-        self, pasts: list[Record | None], above: int, now: float, goes_on: bool
-    ) -> tuple[float, float]:
-        """Seconds since the deepest known block of a chain was used, and its session's pace."""
-        deepest = next((past for past in reversed(pasts) if past is not None), None)
-        if deepest is not None:
-            gap, pace = now - deepest.seen_s, deepest.pace
-        elif above >= 0:
-            gap, pace = now - self._runs.seen_s[above], self._runs.pace[above]
-            if (goes_on or gap < _SAME_REQUEST_S) and not math.isnan(pace):
-                return math.exp(pace), pace
-            if goes_on:
-                return math.nan, math.nan
-        else:
-            return math.nan, math.nan
-        return gap, moved(pace, gap)
-
-    def _expect_piece(self, end: int, rows: int, past: Record | None) -> None:
-        """New blocks up to the `end`-th have this past."""
-        if past is None:
-            uses, kind = 1, class_of(1, False, True, self._path_pace)
-        else:
-            age = self._came_s - past.seen_s
-            self._came_back(past, rows)
-            uses = min(past.uses + 1, _USES_MAX)
-            kind = self._used_as(uses, age, self._path_gap, self._path_pace)
-        self._times.started(kind, rows)
-        if self._pieces and self._pieces[-1][1:] == (kind, uses):
-            self._pieces.pop()
-        self._pieces.append(_Piece(end, kind, uses))
-
-    def _arriving(self, kind: int, uses: int) -> Record:
-        return Record(self._came_s, self._came_s, kind, self._path_pace, uses)
-
-    def _came_back(self, past: Record, rows: int) -> None:
-        """So many blocks are used again; what was said when an answer ended is a class of its own
-        beside the one that counts from the request."""
-        now = self.surroundings.now_s()
-        self._times.returned(past.kind, now - past.since_s, rows)
-        said = past.kind % OUTLOOKS - past.kind % 2
-        if said:
-            self._times.returned(past.kind - said, now - past.seen_s, rows)
-
-    def _used_as(self, uses: int, age: float, gap: float, pace: float) -> int:
-        """The class of blocks that are used now, after `age` seconds, by a session that came back
-        after `gap`."""
-        shared = age < _SHARED_FACTOR * gap
-        return class_of(uses, shared, False, math.log(max(age, 0.0) + 0.5) if shared else pace)
-
-    def _notes(self) -> Rows:
-        """Per new block, the number of a record of what is known of it now."""
-        notes = array("q")
-        for end, kind, uses in self._pieces:
-            number = self._gone.note(self._arriving(kind, uses))
-            notes.extend([number] * (end - len(notes)))
-        return np.frombuffer(notes, np.int64)
 
     def touch(self, rows: Chain) -> None:
         runs = self._runs
@@ -241,27 +150,22 @@ class Gittins(EvictionPolicy):
         return (
             runs.kind[one] == runs.kind[other]
             and runs.uses[one] == runs.uses[other]
-            and runs.seen_s[other] - runs.seen_s[one] < _SAME_REQUEST_S
+            and runs.seen_s[other] - runs.seen_s[one] < SAME_REQUEST_S
         )
 
     def _use(self, used: list[int]) -> None:
-        now, runs, times = self.surroundings.now_s(), self._runs, self._times
+        now, runs, arrivals = self.surroundings.now_s(), self._runs, self._arrivals
         if not self._foreseen:
-            self._path_gap = self._path_pace = math.nan
+            arrivals.forget_path()
             self._request(sum(len(runs.rows[run]) for run in used))
-        gap, pace = self._path_gap, self._path_pace
+        gap, pace = arrivals.gap_s, arrivals.pace
         if math.isnan(gap):
             gap = now - runs.seen_s[used[-1]]
             pace = moved(runs.pace[used[-1]], gap)
         for run in used:
-            n, age = len(runs.rows[run]), now - runs.seen_s[run]
-            self._came_back(runs.record(run), n)
-            uses = min(runs.uses[run] + 1, _USES_MAX)
-            kind = self._used_as(uses, age, gap, pace)
-            times.started(kind, n)
+            kind, uses = arrivals.used(runs.record(run), len(runs.rows[run]), now, gap, pace)
             runs.seen_s[run] = runs.since_s[run] = now
-            runs.kind[run] = kind
-            runs.pace[run], runs.uses[run] = pace, uses
+            runs.kind[run], runs.pace[run], runs.uses[run] = kind, pace, uses
 
     def _leave_branch(self, last: int) -> None:
         """A chain goes on from `last` to elsewhere than most requests for it did."""
@@ -305,47 +209,59 @@ class Gittins(EvictionPolicy):
         may_go: Callable[[int], bool],
         leave: Callable[[Sequence[int]], int],
     ) -> int:
-        if self._entered or len(new) != len(self._new) or new[0] != self._new[0]:
+        rows = self._arrivals.rows
+        if self._entered or len(new) != len(rows) or new[0] != rows[0]:
             return super().exchange(new, free, may_go, leave)
         start = 0
-        for piece in self._pieces:
-            while start + free < piece.end:
-                went = self._make_way(piece, piece.end - start - free, may_go, leave)
-                if not went:
-                    break
-                free += went
+        for piece in self._arrivals.pieces:
+            if start + free < piece.end:
+                free += self._make_way(piece, piece.end - start - free, may_go, leave)
             end = min(piece.end, start + free)
-            self._enter(self._new[start:end], piece)
+            self._enter(rows[start:end], piece)
             free -= end - start
             if end < piece.end:
                 return end
             start = end
         return start
 
-    def _enter(self, rows: RowArray, piece: _Piece) -> None:
+    def _enter(self, rows: RowArray, piece: Piece) -> None:
         if rows:
-            self._runs.make(rows, self._arriving(piece.kind, piece.uses))
+            self._runs.make(rows, self._arrivals.record(piece))
             self._rows += len(rows)
 
     def _make_way(
         self,
-        piece: _Piece,
+        piece: Piece,
         rows: int,
         may_go: Callable[[int], bool],
         leave: Callable[[Sequence[int]], int],
     ) -> int:
         """Let up to so many rows go that are worth less than those of `piece`; how many went."""
+        promise, left = self._promise(piece), rows
+        while left:
+            went = self._let_cheapest_go(promise, left, may_go, leave)
+            if not went:
+                break
+            left -= went
+        return rows - left
+
+    def _let_cheapest_go(
+        self,
+        promise: float,
+        rows: int,
+        may_go: Callable[[int], bool],
+        leave: Callable[[Sequence[int]], int],
+    ) -> int:
+        """Let up to so many rows of one run go, if worth less than `promise`; how many went."""
         if self._cooled:
             row = self.victim(may_go)
-            if row is None or not (
-                row in self._cooled or self._promise(piece) > self._ends.cheapest[0]
-            ):
+            if row is None or not (row in self._cooled or promise > self._ends.cheapest[0]):
                 return 0
             leave((row,))
             self.remove(row)
             return 1
         run = self._cheapest(may_go)
-        if run < 0 or self._promise(piece) <= self._ends.cheapest[0]:
+        if run < 0 or promise <= self._ends.cheapest[0]:
             return 0
         mine, run_of = self._runs.rows[run], self._runs.run_of
         going = mine[: -rows - 1 : -1]
@@ -356,16 +272,14 @@ class Gittins(EvictionPolicy):
         self._let_go(run, going)
         return len(going)
 
-    def _promise(self, piece: _Piece) -> float:
+    def _promise(self, piece: Piece) -> float:
         """The worth of a new block once it is in."""
         return self._times.worth(piece.kind, 0.0) * (1 + self._growth * piece.end)
 
     def _let_go(self, run: int, rows: RowArray) -> None:
         """Rows that were the tail of a run have left it."""
         runs = self._runs
-        number = self._gone.note(runs.record(run))
-        self._left.extend(rows)
-        self._left_as.extend([number] * len(rows))
+        self._arrivals.left(rows, runs.record(run))
         self._rows -= len(rows)
         if runs.rows[run]:
             # a tier may lose a row before those that follow it
@@ -379,45 +293,40 @@ class Gittins(EvictionPolicy):
 
     def add(self, row: int) -> None:
         assert row not in self, f"row {row} was added twice"
-        at, new = self._entered, self._new
-        if at < len(new) and new[at] != row:
-            # some have come out of turn
-            while at < len(new) and new[at] in self:
-                at += 1
-            self._entered = at
-        if at < len(new) and new[at] == row:
-            self._add_foreseen(row, at)
+        if not self._is_next(row):
+            self._skip_those_in()
+        if self._is_next(row):
+            self._add_next(row)
             return
-        past = self._meet(row)
+        self._reserve(row + 1)
+        past = self._arrivals.meet(row)
         self._offer(self._runs.make(row_array((row,)), past))
         self._rows += 1
 
-    def _add_foreseen(self, row: int, at: int) -> None:
-        runs, first = self._runs, not at
-        while self._pieces[self._piece].end <= at:
-            self._piece += 1
-            first = True
-        run = NONE if first else runs.run_of[self._new[at - 1]]
-        if run >= 0 and runs.new[run] and runs.rows[run][-1] == self._new[at - 1]:
+    def _is_next(self, row: int) -> bool:
+        """Whether this is the row that the foreseen request adds next."""
+        at, rows = self._entered, self._arrivals.rows
+        return at < len(rows) and rows[at] == row
+
+    def _skip_those_in(self) -> None:
+        """Foreseen rows that came out of turn."""
+        rows = self._arrivals.rows
+        while self._entered < len(rows) and rows[self._entered] in self:
+            self._entered += 1
+
+    def _add_next(self, row: int) -> None:
+        runs, arrivals, at = self._runs, self._arrivals, self._entered
+        piece = arrivals.piece_at(at)
+        run, last = NONE, arrivals.rows[at - 1]
+        if at and arrivals.piece_at(at - 1) is piece:
+            run = runs.run_of[last]
+        if run >= 0 and runs.new[run] and runs.rows[run][-1] == last:
             runs.rows[run].append(row)
             runs.run_of[row] = run
             self._rows += 1
         else:
-            self._enter(row_array((row,)), self._pieces[self._piece])
+            self._enter(row_array((row,)), piece)
         self._entered += 1
-
-    def _meet(self, row: int) -> Record:
-        """What is known of a row that nobody foresaw just now."""
-        rows = np.array([row], np.int64)
-        self._reserve(row + 1)
-        self._flush()
-        names = self.surroundings.identity(rows)
-        self._names[rows] = names
-        number = int(self._gone.recall(names)[0])
-        if number == UNKNOWN:
-            now, kind = self.surroundings.now_s(), class_of(1, False, True, math.nan)
-            return Record(now, now, kind, math.nan, 1)
-        return self._gone.record(number)
 
     def remove(self, row: int) -> None:
         assert row in self, f"row {row} was removed twice"
@@ -426,12 +335,6 @@ class Gittins(EvictionPolicy):
         self._runs.rows[run].pop()
         self._runs.run_of[row] = NONE
         self._let_go(run, row_array((row,)))
-
-    def _flush(self) -> None:
-        if self._left:
-            rows = np.frombuffer(self._left, np.int32)
-            self._gone.remember(self._names[rows], np.frombuffer(self._left_as, np.int64))
-            self._left, self._left_as = array("i"), array("q")
 
     def cool(self, rows: Chain) -> None:
         for row in np.asarray(rows, np.int64).tolist():
@@ -450,12 +353,12 @@ class Gittins(EvictionPolicy):
         assert self._runs.rows[run][-1] == victim, (
             "admission was asked about another row than the victim"
         )
-        at = self._entered
-        if at < len(self._new) and self._new[at] == row:
-            piece = next(piece for piece in self._pieces if at < piece.end)
+        if self._is_next(row):
+            piece = self._arrivals.piece_at(self._entered)
         else:
-            past = self._meet(row)
-            piece = _Piece(1, past.kind, past.uses)
+            self._reserve(row + 1)
+            past = self._arrivals.meet(row)
+            piece = Piece(1, past.kind, past.uses)
         return self._promise(piece) > worth
 
     def reconsider(self, row: int) -> None:
@@ -476,18 +379,16 @@ class Gittins(EvictionPolicy):
         if not self._rows:
             return NONE
         now, cooled = self.surroundings.now_s(), self._cooled
-
-        def goes(row: int) -> bool:
-            return row not in cooled and may_go(row)
-
-        return self._ends.next(self._rows, now, goes)
+        if not cooled:
+            return self._ends.next(self._rows, now, may_go)
+        return self._ends.next(self._rows, now, lambda row: row not in cooled and may_go(row))
 
     # the rest of the contract
 
     def load(self, coldest_first: npt.NDArray[np.int64]) -> None:
         assert not self._rows, "loading needs an empty policy"
         self._reserve(int(coldest_first.max(initial=-1)) + 1)
-        self._names[coldest_first] = self.surroundings.identity(coldest_first)
+        self._arrivals.name(coldest_first)
         now, kind = self.surroundings.now_s(), class_of(1, False, False, math.nan)
         past = Record(now, now, kind, math.nan, 1)
         # pieces of the order as runs; the coldest is the deepest, as if all were one chain
@@ -503,4 +404,4 @@ class Gittins(EvictionPolicy):
     def _reserve(self, rows: int) -> None:
         more = self._runs.reserve_rows(rows)
         if more:
-            self._names = np.concatenate((self._names, np.zeros(more, np.uint64)))
+            self._arrivals.reserve(more)

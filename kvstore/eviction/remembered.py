@@ -22,6 +22,7 @@ _RECORD: Final = struct.Struct("<ddidB")
 UNKNOWN: Final = 0
 
 Names = npt.NDArray[np.uint64]
+Cells = npt.NDArray[np.int64]
 Records = npt.NDArray[np.int64]
 
 
@@ -63,15 +64,19 @@ class Remembered:
         at = number & (self._records - 1)
         return Record(*_RECORD.unpack_from(self._packed, at * _RECORD.size))
 
-    def remember(self, names: Names, numbers: Any) -> None:
+    def cells(self, names: Names) -> Cells:
+        """Where `remember` and `recall` look for these names."""
+        return ((names * _MIX) >> self._shift).view(np.int64)
+
+    def remember(self, cells: Cells, names: Names, numbers: Any) -> None:
         """Lead from names to records: one number each, or one for all."""
-        cells = (names * _MIX) >> self._shift
         self._names[cells] = names
         self._number_of[cells] = numbers
 
-    def recall(self, names: Names) -> Records:
+    def recall(self, cells: Cells, names: Names) -> Records:
         """The number of each name's record, `UNKNOWN` where there is none any more."""
-        cells = (names * _MIX) >> self._shift
-        numbers: Records = self._number_of[cells]
-        numbers[(self._names[cells] != names) | (numbers < self._made - self._records)] = UNKNOWN
+        numbers: Records = self._number_of.take(cells)
+        numbers[self._names.take(cells) != names] = UNKNOWN
+        if self._made > self._records:
+            numbers[numbers < self._made - self._records] = UNKNOWN
         return numbers

@@ -76,8 +76,10 @@ class ReuseTimes:
         self._start_cells = array("d", bytes(8 * classes))
         self._returned = np.frombuffer(self._return_cells).reshape(classes, AGES)
         self._started = np.frombuffer(self._start_cells)
-        self._index = np.zeros((classes, AGES))
-        self._index[:] = _gittins(_prior()[None])
+        # classes share the rows of the index that are the same for them
+        self._index = _gittins(_prior()[None])
+        self._row_of = np.zeros(classes, np.int64)
+        self._row_cells = self._row_of.data
         self._requests = self._rows = self._rows_since = 0.0
         self._weight = 1.0
 
@@ -105,11 +107,11 @@ class ReuseTimes:
 
     def worth(self, kind: int, age_s: float) -> float:
         """The index, in expected uses per second of holding one block."""
-        return self._index.item(kind, age_bin(age_s))
+        return self._index.item(self._row_cells[kind], age_bin(age_s))
 
     def worths(self, kinds: Ints, ages_s: Floats) -> Floats:
         """`worth` of each."""
-        worths: Floats = self._index[kinds, age_bins(ages_s)]
+        worths: Floats = self._index[self._row_of[kinds], age_bins(ages_s)]
         return worths
 
     def _refresh(self) -> None:
@@ -123,18 +125,20 @@ class ReuseTimes:
         counts = np.empty((len(seen), AGES + 1))
         counts[:, :AGES] = self._returned[seen]
         counts[:, AGES] = np.maximum(0, self._started[seen] - counts[:, :AGES].sum(axis=1))
-        active, group = np.unique(self._group_of[seen], return_inverse=True)
+        group_of = self._group_of[seen]
+        active = np.flatnonzero(np.bincount(group_of, minlength=self._groups))
+        row_of_group = np.zeros(self._groups, np.int64)
+        row_of_group[active] = np.arange(1, len(active) + 1)
+        group = row_of_group[group_of] - 1
         groups = np.zeros((len(active), AGES + 1))
         np.add.at(groups, group, counts)
         everything = groups.sum(axis=0) + _PRIOR_REQUESTS * _prior()
         groups += _GROUP_REQUESTS * everything / everything.sum()
         shared = groups[group]
         counts += _CLASS_REQUESTS * shared / shared.sum(axis=1, keepdims=True)
-        index = _gittins(np.concatenate((everything[None], groups, counts)))
-        row_of_group = np.zeros(self._groups, np.int64)
-        row_of_group[active] = np.arange(1, len(active) + 1)
-        index.take(row_of_group[self._group_of], axis=0, out=self._index)
-        self._index[seen] = index[1 + len(active) :]
+        self._index = _gittins(np.concatenate((everything[None], groups, counts)))
+        row_of_group.take(self._group_of, out=self._row_of)
+        self._row_of[seen] = np.arange(1 + len(active), len(self._index))
 
 
 def _gittins(counts: Floats) -> Floats:

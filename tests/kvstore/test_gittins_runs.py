@@ -6,6 +6,7 @@ import pytest
 from kvstore.bench.simulate import simulate
 from kvstore.bench.trace import Request, build
 from kvstore.eviction import EvictionPolicy, Gittins, Outlook, Surroundings
+from kvstore.eviction.remembered import Record
 from kvstore.eviction.runs import NONE, Runs, row_array
 
 
@@ -173,9 +174,7 @@ def test_foreseen_rows_may_come_in_pieces(between):
 def test_a_run_that_ends_tells_what_it_continued():
     runs = Runs()
     runs.reserve_rows(10)
-    policy = Gittins()
-    past = policy._arriving(0, 1)
-    run = runs.make(row_array([1, 2, 3]), past)
+    run = runs.make(row_array([1, 2, 3]), Record(0.0, 0.0, 0, 0.0, 1))
     top = runs.split(run, 1)
     assert runs.ending_at(1) == top
     del runs.rows[run][:]

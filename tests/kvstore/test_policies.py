@@ -94,30 +94,38 @@ def record_of(start):
     return Record(float(start), start + 0.5, start % 7, 0.5, 1 + start % 8)
 
 
+def remember(memory, names, number):
+    memory.remember(memory.cells(names), names, number)
+
+
+def recall(memory, names):
+    return memory.recall(memory.cells(names), names)
+
+
 def test_gittins_remembers_within_bounds():
     memory = Remembered(1000)
     names = np.arange(10**6, dtype=np.uint64)
     for start in range(0, 10**6, 1000):
         some = names[start : start + 1000]
-        memory.remember(some, memory.note(record_of(start)))
-    numbers = memory.recall(names)
+        remember(memory, some, memory.note(record_of(start)))
+    numbers = recall(memory, names)
     known = np.flatnonzero(numbers != UNKNOWN)
     assert 0 < len(known) <= 1 << 16
     for i in known[::997].tolist():
         assert memory.record(int(numbers[i])) == record_of(i - i % 1000)
-    assert (memory.recall(names + np.uint64(10**7)) == UNKNOWN).all()
+    assert (recall(memory, names + np.uint64(10**7)) == UNKNOWN).all()
 
 
 def test_records_that_were_overwritten_are_unknown():
     memory = Remembered(0)
     names = np.arange(2, dtype=np.uint64)
-    memory.remember(names[:1], memory.note(Record(1.0, 1.0, 1, 0.0, 1)))
+    remember(memory, names[:1], memory.note(Record(1.0, 1.0, 1, 0.0, 1)))
     for _ in range((1 << 16) - 1):
         last = memory.note(Record(2.0, 2.0, 2, 0.0, 2))
-    memory.remember(names[1:], last)
-    assert (memory.recall(names) != UNKNOWN).all()
+    remember(memory, names[1:], last)
+    assert (recall(memory, names) != UNKNOWN).all()
     memory.note(Record(3.0, 3.0, 3, 0.0, 3))
-    assert (memory.recall(names) == UNKNOWN).tolist() == [True, False]
+    assert (recall(memory, names) == UNKNOWN).tolist() == [True, False]
 
 
 def test_the_index_is_high_before_a_use_is_due_and_low_when_it_is_overdue():
