@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from benchmarks import (
     bench_dataplane,
     bench_gpu,
+    bench_gpu_adapter,
     bench_gpu_tier,
     bench_index,
     bench_kernels,
@@ -21,6 +22,7 @@ BENCHMARKS = (
     bench_kernels,
     bench_gpu,
     bench_gpu_tier,
+    bench_gpu_adapter,
     bench_index,
     bench_dataplane,
     bench_load,

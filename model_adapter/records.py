@@ -80,12 +80,13 @@ def fill(rows: Records, data: Records | HostRecords) -> None:
 
 def _pack_on_device(kind: Kind, values: torch.Tensor) -> Records:
     form, channels = KINDS[kind], values.shape[-1]
-    wide = _aligned(functional.pad(values, (0, -channels % (form.group * _SCALES_PER_STEP))))
+    missing = -channels % (form.group * _SCALES_PER_STEP)
+    wide = functional.pad(values, (0, missing)) if missing else _aligned(values)
     out = wide.new_empty((*wide.shape[:-1], form.record_bytes(wide.shape[-1])), dtype=torch.uint8)
     bits = wide.view(torch.uint16) if wide.dtype == torch.bfloat16 else wide
     with kernel_stream(values.device):
         gpu.quantize(kind, bits, out)
-    if wide.shape[-1] == channels:
+    if not missing:
         return out
     # a group knows nothing of its neighbours, so that groups added are groups to leave out
     scales, count = form.code_bytes(wide.shape[-1]), channels // form.group
@@ -96,10 +97,9 @@ def _pack_on_device(kind: Kind, values: torch.Tensor) -> Records:
 def _unpack_on_device(kind: Kind, records: Records) -> torch.Tensor:
     form = KINDS[kind]
     channels = form.channels(records.shape[-1])
-    wide = channels + -channels % (form.group * _SCALES_PER_STEP)
-    if wide != channels:
+    missing = -channels % (form.group * _SCALES_PER_STEP)
+    if missing:
         codes, scales = records.split([form.code_bytes(channels), channels // form.group], dim=-1)
-        missing = wide - channels
         records = torch.cat(
             [
                 functional.pad(codes, (0, form.code_bytes(missing))),
@@ -108,7 +108,7 @@ def _unpack_on_device(kind: Kind, records: Records) -> torch.Tensor:
             dim=-1,
         )
     records = _aligned(records)
-    out = records.new_empty((*records.shape[:-1], wide), dtype=torch.float32)
+    out = records.new_empty((*records.shape[:-1], channels + missing), dtype=torch.float32)
     with kernel_stream(records.device):
         gpu.dequantize(kind, records, "float32", out)
     return out[..., :channels].contiguous()

@@ -1,8 +1,8 @@
 """CuPy, when it is first needed, and the compiled kernels of each device."""
 
 import importlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -87,11 +87,13 @@ def launch(
         function(grid, (THREADS,), args, shared_mem=shared_bytes)
 
 
-def on_stream(device: int, stream: int) -> AbstractContextManager[Any]:
-    """`launch` queues on another library's stream inside. `stream`: its address, 0 for CUDA's
-    default stream (``torch.cuda.current_stream().cuda_stream``)."""
-    external: AbstractContextManager[Any] = cupy().cuda.ExternalStream(stream, device)
-    return external
+@contextmanager
+def on_stream(device: int, stream: int) -> Iterator[None]:
+    """`launch` queues on another library's stream of that device inside. `stream`: its address, 0
+    for CUDA's default stream (``torch.cuda.current_stream().cuda_stream``)."""
+    cp = cupy()
+    with cp.cuda.Device(device), cp.cuda.ExternalStream(stream, device):
+        yield
 
 
 def current_stream(device: int) -> Any:

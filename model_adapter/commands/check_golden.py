@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from model_adapter.commands.generate import Device
+
 if TYPE_CHECKING:
     from model_adapter.golden import Report
     from model_adapter.golden.result import Result
@@ -27,14 +29,16 @@ def check_golden(
     directory: Annotated[Path, typer.Argument(help="A checkpoint with golden-*.safetensors.")],
     dtype: Annotated[Dtype, typer.Option(help="What the model computes in.")] = Dtype.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "cpu",
 ) -> None:
     """Compare every tensor with golden vectors, end to end and block by block.
 
     Exits with 1 where a tensor is over its tolerance.
     """
+    from model_adapter.devices import device_of
     from model_adapter.golden import check_golden as check
 
-    report = check(directory, dtype.value)
+    report = check(directory, dtype.value, device_of(device))
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:

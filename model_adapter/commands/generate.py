@@ -23,6 +23,9 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+Device = Annotated[
+    str, typer.Option("--device", help="Where the model computes: cpu, cuda or cuda:N.")
+]
 Images = Annotated[
     list[Path] | None,
     typer.Option(
@@ -51,6 +54,7 @@ def generate(
     weight_cache: Annotated[
         str, typer.Option(help="Most memory for dequantised weights, such as 512MiB.")
     ] = "4GiB",
+    device: Device = "cpu",
 ) -> None:
     """Generate greedily, taking the prompt's prefix from the store and leaving new blocks there."""
     from model_adapter.commands import run_generate
@@ -67,4 +71,5 @@ def generate(
         block_tokens,
         deadline_s,
         weight_cache,
+        device,
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from model_adapter.commands.generate import Dtype, Images, Mode
+from model_adapter.commands.generate import Device, Dtype, Images, Mode
 
 _Checkpoint = Annotated[Path, typer.Option(help="Checkpoint directory.")]
 _Store = Annotated[str, typer.Option(help="unix:///socket or dns:///host:port.")]
@@ -46,6 +46,7 @@ def prefill(
     block_tokens: _BlockTokens = 256,
     deadline_s: _DeadlineS = 10.0,
     weight_cache: _WeightCache = "4GiB",
+    device: Device = "cpu",
 ) -> None:
     """Run a prompt and hand it over: blocks as chunks finish, then the state behind the prompt.
 
@@ -57,7 +58,7 @@ def prefill(
 
     node = run_handover.Node(
         *(checkpoint, store, request_id, mode.value, dtype.value, speculate),
-        *(block_tokens, deadline_s, weight_cache),
+        *(block_tokens, deadline_s, weight_cache, device),
     )
     sampling = Sampling(temperature, top_p, run_handover.seed_of(seed))
     run_handover.prefill(node, PromptFiles(prompt_file, image or ()), sampling, ttl_s, chunk_tokens)
@@ -96,6 +97,7 @@ def decode(
     block_tokens: _BlockTokens = 256,
     deadline_s: _DeadlineS = 10.0,
     weight_cache: _WeightCache = "4GiB",
+    device: Device = "cpu",
 ) -> None:
     """Take a request over from `ds41f prefill` and generate; fetches blocks while that runs.
 
@@ -112,7 +114,7 @@ def decode(
         raise InputError("--image needs the --prompt-file that it belongs to")
     node = run_handover.Node(
         *(checkpoint, store, request_id, mode.value, dtype.value, speculate),
-        *(block_tokens, deadline_s, weight_cache),
+        *(block_tokens, deadline_s, weight_cache, device),
     )
     run_handover.decode(
         node,

@@ -13,6 +13,7 @@ from rich.table import Table
 import kvstore
 from kvstore.errors import Unavailable
 from model_adapter.commands.prompt_files import PromptFiles
+from model_adapter.devices import device_of
 from model_adapter.errors import InputError
 from model_adapter.model import Model
 from model_adapter.replay import Mode
@@ -87,11 +88,13 @@ def run(
     block_tokens: int,
     deadline_s: float,
     weight_cache: str,
+    device: str,
 ) -> None:
     """Generate and print: the text on stdout, the report on stderr."""
+    place = device_of(device)
     prompt = given.read(checkpoint)
     tokenizer = load_tokenizer(checkpoint)
-    model = Model.load(checkpoint, getattr(torch, dtype), parse_bytes(weight_cache))
+    model = Model.load(checkpoint, getattr(torch, dtype), parse_bytes(weight_cache), place)
     with ExitStack() as stack:
         source = None
         if client := _connect(store, deadline_s):

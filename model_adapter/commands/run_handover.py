@@ -20,6 +20,7 @@ from kvstore.errors import KVStoreError, Unavailable
 from model_adapter.commands.prompt_files import PromptFiles
 from model_adapter.commands.run_generate import parse_bytes, report_rows, table_of
 from model_adapter.decoding import generate
+from model_adapter.devices import device_of
 from model_adapter.dspark import Drafter, SequenceDrafts
 from model_adapter.errors import HandoverError, HandoverLost, HandoverUnusable
 from model_adapter.handover import (
@@ -60,11 +61,13 @@ class Node:
     block_tokens: int
     deadline_s: float
     weight_cache: str
+    device: str = "cpu"
 
     def model(self) -> Model:
         """Loaded as the flags say."""
         dtype = getattr(torch, self.dtype)
-        return Model.load(self.checkpoint, dtype, parse_bytes(self.weight_cache))
+        room = parse_bytes(self.weight_cache)
+        return Model.load(self.checkpoint, dtype, room, device_of(self.device))
 
     def namespace(self, model: Model) -> Namespace:
         """Of the model's blocks."""

@@ -9,6 +9,7 @@ import torch
 
 import kvstore
 from model_adapter.commands.run_generate import parse_bytes
+from model_adapter.devices import device_of
 from model_adapter.dspark import Drafter
 from model_adapter.errors import InputError
 from model_adapter.model import Model
@@ -45,6 +46,7 @@ class ServeOptions:
     block_tokens: int
     deadline_s: float
     weight_cache: str
+    device: str
     limits: ServeLimits
 
 
@@ -61,9 +63,10 @@ def run(options: ServeOptions) -> None:
             f"{host} is an address that other machines reach, and whoever reaches this server may "
             "use it; listen on 127.0.0.1, or say --allow-remote"
         )
+    device = device_of(options.device)
     tokenizer = load_tokenizer(options.checkpoint)
     dtype = getattr(torch, options.dtype)
-    model = Model.load(options.checkpoint, dtype, parse_bytes(options.weight_cache))
+    model = Model.load(options.checkpoint, dtype, parse_bytes(options.weight_cache), device)
     with ExitStack() as stack:
         source = None
         if options.store:

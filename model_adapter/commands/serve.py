@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from model_adapter.commands.generate import Dtype, Mode
+from model_adapter.commands.generate import Device, Dtype, Mode
 
 
 def serve(
@@ -37,6 +37,7 @@ def serve(
     weight_cache: Annotated[
         str, typer.Option(help="Most memory for dequantised weights, such as 512MiB.")
     ] = "4GiB",
+    device: Device = "cpu",
     requests_max: Annotated[
         int, typer.Option(min=1, help="Requests at a time, waiting ones included.")
     ] = 16,
@@ -62,6 +63,7 @@ def serve(
             block_tokens=block_tokens,
             deadline_s=deadline_s,
             weight_cache=weight_cache,
+            device=device,
             limits=ServeLimits(
                 requests_max=requests_max, answer_tokens_default=answer_tokens_default
             ),

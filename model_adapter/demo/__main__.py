@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from model_adapter.demo.picture import draw
 from model_adapter.demo.present import HBM_WIDTH, WIDTH_MIN, print_report
 from model_adapter.demo.run import Demo, Settings
+from model_adapter.devices import device_of
+from model_adapter.errors import InputError
 
 
 def _progress(console: Console) -> Progress:
@@ -40,12 +42,20 @@ def main(
         str,
         typer.Option(help="What hbm is on: simulated (host memory, no GPU), or cupy for CUDA."),
     ] = "simulated",
+    device: Annotated[
+        str, typer.Option(help="Where the model computes: cpu, or cuda, with --hbm-device cupy.")
+    ] = "cpu",
 ) -> None:
     """Real agent sessions without a store, with an empty one, and with a warm one."""
     if tiers not in ("dram,ssd", "hbm,dram,ssd"):
         raise typer.BadParameter(f"--tiers {tiers!r}: the demo plays dram,ssd or hbm,dram,ssd")
+    try:
+        device_of(device)
+    except InputError as e:
+        raise typer.BadParameter(str(e)) from e
     settings = Settings(
-        preset, seed, sessions, turns, max_tokens, hbm_device if "hbm" in tiers else None
+        *(preset, seed, sessions, turns, max_tokens),
+        *(hbm_device if "hbm" in tiers else None, device),
     )
     width = WIDTH_MIN + (HBM_WIDTH if settings.hbm_device else 0)
     console = Console(width=max(Console().width, width))

@@ -14,6 +14,7 @@ from model_adapter.demo.play import Played, play_checked, play_plain
 from model_adapter.demo.reference import ProcessBlocks
 from model_adapter.demo.results import DemoResults
 from model_adapter.demo.schedule import schedule
+from model_adapter.devices import device_of
 from model_adapter.make_checkpoint import make_checkpoint
 from model_adapter.model import Model
 from model_adapter.session import CachedSession, StoreBlocks, namespace_of
@@ -30,7 +31,7 @@ DEADLINE_S = 10.0
 class Settings:
     """What is played: how many sessions, turns of each and tokens per answer; `seed` is the
     checkpoint's. `hbm_device`: of an HBM tier for the store, `simulated` or `cupy`; None for no
-    such tier."""
+    such tier. `device`: where the model computes."""
 
     preset: str
     seed: int
@@ -38,19 +39,24 @@ class Settings:
     turns: int
     max_tokens: int
     hbm_device: str | None = None
+    device: str = "cpu"
 
 
 class Demo:
-    """The three passes. `directory`: for the checkpoint, the store and the daemon's socket."""
+    """The three passes. `directory`: for the checkpoint, the store and the daemon's socket.
+
+    Raises `InputError` for a device that can't be had.
+    """
 
     def __init__(self, directory: Path, settings: Settings, progress: Progress) -> None:
+        device = device_of(settings.device)
         self._start = time.perf_counter()
         self._directory = directory
         self._settings = settings
         self._progress = progress
         checkpoint = directory / "checkpoint"
         make_checkpoint(settings.preset, settings.seed, checkpoint)
-        self._model = Model.load(checkpoint, dtype=torch.float32)
+        self._model = Model.load(checkpoint, dtype=torch.float32, device=device)
         conversations = load_conversations()[: settings.sessions]
         self._hbm = ""
         self._turns = schedule(conversations, load_tokenizer(checkpoint), settings.turns)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import tiny_checkpoint as tiny
+import torch
 
 from model_adapter import cli
 from model_adapter.demo.conversations import training_texts
@@ -137,3 +138,27 @@ def test_an_empty_prompt_and_a_damaged_checkpoint_are_named(ds41f, tmp_path, pro
     status, _, err = ds41f("generate", "--checkpoint", copy, "--prompt-file", prompt_file)
     assert status == 2
     assert shard.name in err
+
+
+@pytest.mark.parametrize("command", ["generate", "prefill", "decode", "serve", "check-golden"])
+def test_a_device_that_can_not_be_had_is_one_line(ds41f, monkeypatch, tmp_path, command):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("word")
+    store = ["--store", f"file://{tmp_path}/store", "--request-id", "r"]
+    arguments = {
+        "generate": ["--prompt-file", prompt],
+        "prefill": [*store, "--prompt-file", prompt],
+        "decode": store,
+        "serve": ["--listen", "127.0.0.1:0"],
+        "check-golden": [tiny.checkpoint()],
+    }[command]
+    if command == "check-golden":
+        arguments += ["--device", "cuda"]
+    else:
+        arguments += ["--checkpoint", tiny.checkpoint(), "--device", "cuda"]
+    status, _, err = ds41f(command, *arguments)
+    assert status == 2
+    assert err.startswith("ds41f: device 'cuda': torch sees no CUDA device here")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()

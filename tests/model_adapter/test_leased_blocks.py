@@ -14,7 +14,8 @@ from tiny_checkpoint import BLOCK_TOKENS
 
 from kvstore import BlockData, Outcome, Tier
 from model_adapter.cache import SequenceCache
-from model_adapter.errors import SectionsLost
+from model_adapter.devices import device_of
+from model_adapter.errors import InputError, SectionsLost
 from model_adapter.model import Model
 from model_adapter.session import CachedSession, StoreBlocks, leased_blocks
 from model_adapter.session.leased_blocks import LeasedBlocks
@@ -26,6 +27,13 @@ WAIT_S = 30.0
 CPU = torch.device("cpu")
 
 
+def wait_for_promotion(client) -> None:
+    ends_s = time.monotonic() + WAIT_S
+    while not any(t.tier is Tier.HBM and t.objects == BLOCKS for t in client.stat().tiers):
+        assert time.monotonic() < ends_s, "they were not promoted in time"
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def client(tmp_path):
     """A store with the blocks of `IDS`, all in HBM."""
@@ -34,10 +42,7 @@ def client(tmp_path):
         tiny.session(client, snapshots=False).generate(IDS, 1)
         ns = client.open_namespace(tiny.namespace())
         client.acquire(ns, ns.block_keys(IDS)).release()
-        ends_s = time.monotonic() + WAIT_S
-        while not any(t.tier is Tier.HBM and t.objects == BLOCKS for t in client.stat().tiers):
-            assert time.monotonic() < ends_s, "they were not promoted in time"
-            time.sleep(0.01)
+        wait_for_promotion(client)
         yield client
 
 
@@ -264,3 +269,21 @@ def test_a_request_on_a_device(client, keys, monkeypatch, cuda, in_hbm, read_ahe
     assert set(asked) == hidden
     assert report.hit_tokens == BLOCKS * BLOCK_TOKENS
     assert (report.read_ahead_s > 0) == (not in_hbm and read_ahead_bytes_min is not None)
+
+
+@pytest.mark.gpu
+def test_a_request_on_a_gpu_takes_its_hit_from_hbm(tmp_path, monkeypatch):
+    try:
+        device = device_of("cuda")
+    except InputError as e:
+        pytest.skip(str(e))
+    model = Model.load(tiny.checkpoint(), device=device)
+    with tiny.store(tmp_path, hbm={"device": "cupy", "budget_bytes": "1MiB"}) as client:
+        session = CachedSession(model, StoreBlocks(client, tiny.namespace()), snapshots=False)
+        session.generate(IDS, 1)
+        session.generate(IDS, 1)
+        wait_for_promotion(client)
+        asked = watch(monkeypatch, client)
+        report = session.generate(IDS, TOKENS).report
+    assert asked == []
+    assert report.hit_blocks == Counter({Tier.HBM: BLOCKS})
