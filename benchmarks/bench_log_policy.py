@@ -2,10 +2,14 @@
 
 The engine runs with its real log on a real directory (blocks of tiny payload, time as recorded in
 the trace), and DRAM for the longest request. Shown per policy: token hit rate of the store; that of
-the simulator with as many blocks as the store held on average once it was full; the difference in
-points (target: 2); what the SSD held beside what its budget was made for; and the write
-amplification. `--trace FILE` is any format that `kvstore bench replay` reads; the smoke size plays
-a sample of the tests.
+the simulator, told what kind of log it is (as many blocks as the store held on average once it was
+full, and as many places gained at a time as went per segment); the difference in points (target:
+2); what the simulator says of one step per request, as the policies' table has it; what the SSD
+held beside what its budget was made for; and the write amplification. The SSD should hold the
+longest request: what exceeds it is held by DRAM, as much as that has room for, and no policy
+decides then.
+`--trace FILE` is any format that `kvstore bench replay` reads; the smoke size plays a sample of the
+tests.
 """
 
 import argparse
@@ -43,13 +47,17 @@ FULL_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One policy's run. Rates are of all block accesses. `capacity_blocks`: what the store held
-    on average once it was full, of all tiers; `ssd_blocks`: its SSD at the end."""
+    """One policy's run. Rates are of all block accesses: the store's, the simulator's for its log,
+    and the simulator's with whole requests as steps. `capacity_blocks`: what the store held on
+    average once it was full, of all tiers; `step_blocks`: how many went per segment that came back;
+    `ssd_blocks`: its SSD at the end."""
 
     policy: str
     hit_rate: float
     simulated_hit_rate: float
+    one_step_hit_rate: float
     capacity_blocks: int
+    step_blocks: int
     ssd_blocks: int
     write_amplification: float
     declined_blocks: int
@@ -118,19 +126,29 @@ async def written(engine: Engine) -> None:
         await asyncio.sleep(0.001)
 
 
+def longest_of(trace: Trace) -> int:
+    """Blocks of the longest request."""
+    return int((trace.start[1:] - trace.start[:-1]).max(initial=1))
+
+
 def play(trace: Trace, policy: str, ssd_blocks: int, folder: Path) -> Played:
     """One policy through both. DRAM has room for the longest request."""
-    longest = int((trace.start[1:] - trace.start[:-1]).max(initial=1))
-    config = config_of(folder, policy, ssd_blocks, longest)
+    config = config_of(folder, policy, ssd_blocks, longest_of(trace))
     rate, held, stat = asyncio.run(through_store(trace, config))
     most = max(held, default=0)
     began = next((r for r, n in enumerate(held) if n >= FULL_SHARE * most), 0)
     capacity = max(1, sum(held[began:]) // max(len(held) - began, 1))
+    went, segments = (stat.counters[n] for n in ("evicted_ssd_blocks", "segments_reclaimed"))
+    step = max(1, went // max(segments, 1))
+    make = POLICIES[policy]
     return Played(
         policy=policy,
         hit_rate=rate,
-        simulated_hit_rate=simulate(trace, POLICIES[policy], capacity).hit_rate,
+        # between full and a step below
+        simulated_hit_rate=simulate(trace, make, capacity + step // 2, log_step=step).hit_rate,
+        one_step_hit_rate=simulate(trace, make, capacity).hit_rate,
         capacity_blocks=capacity,
+        step_blocks=step,
         ssd_blocks=stat.tiers[-1].objects,
         write_amplification=stat.write_amplification or 1.0,
         declined_blocks=stat.counters["declined_ssd_blocks"],
@@ -149,8 +167,9 @@ def table(trace: Trace, policies: Sequence[str], share: float) -> list[Played]:
         rows.append(row)
         print(
             f"{row.policy:10} store {row.hit_rate:7.2%}  simulated {row.simulated_hit_rate:7.2%} "
-            f"({row.points:+.2f} points)  {row.capacity_blocks:,} blocks, {row.ssd_blocks:,} on "
-            f"ssd, {row.write_amplification:.2f} bytes written per byte taken in, "
+            f"({row.points:+.2f} points), in one step {row.one_step_hit_rate:7.2%}  "
+            f"{row.capacity_blocks:,} blocks, {row.ssd_blocks:,} on ssd, {row.step_blocks} went at "
+            f"a time, {row.write_amplification:.2f} bytes written per byte taken in, "
             f"{row.declined_blocks:,} declined",
             flush=True,
         )
@@ -173,7 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.requests:
         trace = first_requests(trace, options.requests)
     names = options.policies or (SMOKE_POLICIES if options.smoke else sorted(POLICIES))
-    print(f"{trace.name}: {trace.requests:,} requests, {trace.unique:,} unique blocks")
+    longest, room = longest_of(trace), int(options.capacity * trace.unique)
+    print(
+        f"{trace.name}: {trace.requests:,} requests, {trace.unique:,} unique blocks; {room:,} on "
+        f"ssd, the longest request has {longest:,}"
+    )
     rows = table(trace, names, options.capacity)
     if options.json:
         figures = {
@@ -183,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "trace": trace.name,
             "requests": trace.requests,
             "capacity_share": options.capacity,
+            "longest_request_blocks": longest,
             "runs": [asdict(row) | {"points": row.points} for row in rows],
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -81,11 +81,14 @@ def version_of(policy: str) -> str:
     return version(read, simulate, with_one_offs, Belady if plain == OPTIMUM else POLICIES[plain])
 
 
-def fill(results: Results, name: str, names: list[str], shares: Sequence[float], new: Load) -> None:
-    """Make the cells of one trace that the results lack; `new` reads the trace."""
+def fill(
+    results: Results, name: str, versions: dict[str, str], shares: Sequence[float], new: Load
+) -> None:
+    """Make the cells of one trace that the results lack, of policies in these versions; `new` reads
+    the trace."""
     # large capacities first: they are done soonest
-    wanted = {f"{policy}@{c}": version_of(policy) for c in sorted(shares)[::-1] for policy in names}
-    scanned = {policy: version_of(policy) for policy in names if policy in SCANNED}
+    wanted = {f"{p}@{c}": versions[p] for c in sorted(shares)[::-1] for p in versions}
+    scanned = {p: versions[p] for p in versions if p in SCANNED}
     missing = results.lacks(name, "cells", wanted)
     unscanned = results.lacks(name, "scan", scanned)
     if not missing and not unscanned:
@@ -212,6 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = SAMPLES if options.smoke else options.traces
     shares = DEFAULT_SHARES[-1:] if options.smoke else DEFAULT_SHARES
 
+    # once, so that a change of the files does not pass for one of what runs
+    versions = {policy: version_of(policy) for policy in policies("weka")}
+
     def new(name: str) -> Trace:
         return load(name, folder, options.smoke)
 
@@ -222,8 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.foresight:
             results.add(name, "foresight", foresight(new(name)))
         else:
-            names = [p for p in policies(name) if p in (options.policies or policies(name))]
-            fill(results, name, names, shares, new)
+            chosen = [p for p in policies(name) if p in (options.policies or versions)]
+            fill(results, name, {p: versions[p] for p in chosen}, shares, new)
             judge(results, name, shares, options.png)
     return 0
 
