@@ -41,7 +41,10 @@ class Arc(QueuePolicy):
     def _hit(self, rows: Rows) -> None:
         t1, t2 = self._t1, self._t2
         for row in rows.tolist():
-            if row in t2:
+            # most are here, and a long chain has hundreds
+            if row in t2.rows:
+                t2.rows.move_to_end(row)
+            elif row in t2:
                 t2.renew(row)
             else:
                 t1.remove(row)

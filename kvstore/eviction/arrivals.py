@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.eviction.base import Rows, Surroundings
-from kvstore.eviction.block_classes import OUTLOOKS, class_of, moved
+from kvstore.eviction.block_classes import OUTLOOKS, class_of, grew, moved, unheard_of
 from kvstore.eviction.remembered import UNKNOWN, Record, Remembered
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import RowArray, row_array
@@ -33,7 +33,8 @@ class Piece(NamedTuple):
 
 class Arrivals:
     """See the module. Of the request that was foreseen last: `rows` that may be added, in `pieces`;
-    `gap_s` since its chain was used before and the `pace` of its session, NaN where unknown.
+    `gap_s` since its chain was used before and the `pace` of its session, NaN where unknown;
+    whether it `grew`, by more than a block that nobody knew.
 
     Memory: 8 bytes per row, and what `Remembered` takes."""
 
@@ -45,6 +46,7 @@ class Arrivals:
         self.rows = row_array(())
         self.pieces: list[Piece] = []
         self.gap_s = self.pace = math.nan
+        self.grew = False
         self._came_s = 0.0
 
     def reserve(self, more: int) -> None:
@@ -58,12 +60,12 @@ class Arrivals:
 
     # requests
 
-    def expect(self, new: Rows, above: Record | None, goes_on: bool) -> None:
+    def expect(self, new: Rows, above: Record | None, goes_on: bool, brought: int) -> None:
         """A request may add the rows `new`, behind one of which `above` is known; `goes_on`: it is
-        one that was foreseen before."""
+        one that was foreseen before and `brought` so many already that nobody knew."""
         self._came_s = self._surroundings.now_s()
         self.gap_s = self.pace = math.nan
-        self.rows, self.pieces = row_array(new), []
+        self.rows, self.pieces, self.grew = row_array(new), [], False
         if not self.rows:
             return
         self._flush()
@@ -77,6 +79,7 @@ class Arrivals:
             for number in map(numbers.item, starts)
         ]
         self.gap_s, self.pace = self._pace(pasts, above, goes_on)
+        self.grew = grew(brought + int(np.count_nonzero(numbers == UNKNOWN)))
         for start, end, past in zip(starts, ends, pasts, strict=True):
             self._expect_piece(end, end - start, past)
         gone.remember(cells, names, self._notes())
@@ -84,6 +87,7 @@ class Arrivals:
     def forget_path(self) -> None:
         """What is used next belongs to no request that was foreseen."""
         self.gap_s = self.pace = math.nan
+        self.grew = False
 
     def _pace(
         self, pasts: list[Record | None], above: Record | None, goes_on: bool
@@ -105,7 +109,7 @@ class Arrivals:
     def _expect_piece(self, end: int, rows: int, past: Record | None) -> None:
         """New blocks up to the `end`-th have this past."""
         if past is None:
-            uses, kind = 1, class_of(1, False, True, self.pace)
+            uses, kind = 1, class_of(1, self.pace, shared=False, new=True, grew=self.grew)
             self._times.started(kind, rows)
         else:
             kind, uses = self.used(past, rows, self._came_s, self.gap_s, self.pace)
@@ -144,7 +148,7 @@ class Arrivals:
         shared = age < _SHARED_FACTOR * gap_s
         if shared:
             pace = math.log(max(age, 0.0) + 0.5)
-        kind = class_of(uses, shared, False, pace)
+        kind = class_of(uses, pace, shared=shared, new=False, grew=self.grew)
         times.started(kind, rows)
         return kind, uses
 
@@ -156,7 +160,7 @@ class Arrivals:
         names = self.name(np.array([row], np.int64))
         number = self._gone.recall(self._gone.cells(names), names).item()
         if number == UNKNOWN:
-            now, kind = self._surroundings.now_s(), class_of(1, False, True, math.nan)
+            now, kind = self._surroundings.now_s(), unheard_of(new=True)
             return Record(now, now, kind, math.nan, 1)
         return self._gone.record(number)
 

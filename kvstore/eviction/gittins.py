@@ -8,10 +8,11 @@ the cost grows by `cost_growth_per_block` only. What chains and sessions add to 
 
 * A block's class is how often it was used (1, 2, 3–4, more), the pace of its session (a moving mean
   of the logarithm of the times between requests for the deepest block known of the request's
-  chain), whether the block itself is used much more often than that (a shared prompt), whether it
-  is new, and what the client said when the last answer ended (`Outlook`). New blocks have the pace
-  of the chain that they continue; a first request that nothing is known about is worth what such
-  requests turned out to be.
+  chain), whether the block itself is used much more often than that (a shared prompt), whether the
+  last request brought more than one block that nobody knew (one more question about a text, or a
+  text), whether the block is new, and what the client said when the last answer ended (`Outlook`).
+  New blocks have the pace of the chain that they continue; a first request that nothing is known
+  about is worth what such requests turned out to be.
 * Think times: the index rises with age where a session's next request is due and falls once it is
   overdue, which no order by recency can do. Where sessions together need more than the room, those
   whose next request is soonest stay whole, instead of each losing its blocks shortly before it
@@ -35,6 +36,7 @@ Memory: 17 bytes per row, 250 per run and 45 per remembered block.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -43,7 +45,14 @@ import numpy.typing as npt
 from kvstore.block import Outlook
 from kvstore.eviction.arrivals import SAME_REQUEST_S, Arrivals, Piece
 from kvstore.eviction.base import ALONE, Chain, EvictionPolicy, Rows, Surroundings
-from kvstore.eviction.block_classes import OUTLOOKS, class_of, groups, moved
+from kvstore.eviction.block_classes import (
+    OUTLOOKS,
+    groups,
+    is_new,
+    moved,
+    told_growth,
+    unheard_of,
+)
 from kvstore.eviction.ends import Ends
 from kvstore.eviction.remembered import Record
 from kvstore.eviction.reuse_times import ReuseTimes
@@ -89,15 +98,36 @@ class Gittins(EvictionPolicy):
         self._expect(np.asarray(chain, np.int64), held, goes_on=True)
 
     def _expect(self, rows: Rows, held: int, goes_on: bool = False) -> None:
-        new, runs, above = rows[held:], self._runs, NONE
+        new, runs, above, path = rows[held:], self._runs, NONE, list[int]()
         self._entered = 0
         if len(new):
             self._reserve(max(new.tolist()) + 1)
+            path = runs.path(rows[:held]) if goes_on else []
             last = int(rows[held - 1]) if held else NONE
             above = runs.ending_at(last) if last in self else NONE
-        self._arrivals.expect(new, runs.record(above) if above >= 0 else None, goes_on)
+        known = runs.record(above) if above >= 0 else None
+        self._arrivals.expect(new, known, goes_on, self._brought(path))
+        self._tell_growth(path, self._arrivals.grew)
         if above >= 0:
             self._leave_branch(above)
+
+    def _brought(self, path: list[int]) -> int:
+        """Rows at the end of a chain that no request has used yet: its last one brought them."""
+        runs = self._runs
+        new = takewhile(lambda run: is_new(runs.kind[run]), reversed(path))
+        return sum(len(runs.rows[run]) for run in new)
+
+    def _tell_growth(self, path: list[int], grew: bool) -> None:
+        runs = self._runs
+        for run in path:
+            before, kind = runs.kind[run], told_growth(runs.kind[run], grew)
+            if kind == before:
+                continue
+            said = kind % OUTLOOKS - kind % 2
+            if said:
+                # such blocks wait in two classes (`Arrivals.used`)
+                self._times.changed(before - said, kind - said, len(runs.rows[run]))
+            self._reclass(run, kind)
 
     def _request(self, rows: int) -> None:
         self._times.request(rows)
@@ -389,7 +419,7 @@ class Gittins(EvictionPolicy):
         assert not self._rows, "loading needs an empty policy"
         self._reserve(int(coldest_first.max(initial=-1)) + 1)
         self._arrivals.name(coldest_first)
-        now, kind = self.surroundings.now_s(), class_of(1, False, False, math.nan)
+        now, kind = self.surroundings.now_s(), unheard_of(new=False)
         past = Record(now, now, kind, math.nan, 1)
         # pieces of the order as runs; the coldest is the deepest, as if all were one chain
         self._runs.load(coldest_first[::-1].astype(np.int32), _LOADED_ROWS, past)

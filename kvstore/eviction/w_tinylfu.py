@@ -111,7 +111,10 @@ class WTinyLfu(QueuePolicy):
     def _hit(self, rows: Rows) -> None:
         window, probation, protected = self._window, self._probation, self._protected
         for row in rows.tolist():
-            if row in protected:
+            # most are here, and a long chain has hundreds
+            if row in protected.rows:
+                protected.rows.move_to_end(row)
+            elif row in protected:
                 protected.renew(row)
             elif row in window:
                 window.renew(row)

@@ -1,13 +1,17 @@
 """Gittins' books: runs under random use, and the way that takes rows in and out many at a time."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from kvstore.bench.simulate import simulate
 from kvstore.bench.trace import Request, build
 from kvstore.eviction import EvictionPolicy, Gittins, Outlook, Surroundings
+from kvstore.eviction.block_classes import is_new
 from kvstore.eviction.remembered import Record
 from kvstore.eviction.runs import NONE, Runs, row_array
+from kvstore.testing.clock import ManualClock
 
 
 def tree_chains(random, blocks=400, branching=0.15):
@@ -214,3 +218,80 @@ def test_the_wait_for_the_next_request_is_timed_from_the_end_of_the_answer():
     request(0)
     now[0] += 1.0
     assert policy.victim(lambda row: row != 0) == 2
+
+
+def told_at_once(policy, rows, held, pieces):
+    """As the simulator tells a request."""
+    policy.foresee(rows, held)
+    for row in rows[held:]:
+        policy.add(row)
+    policy.touch(rows)
+
+
+def told_in_pieces(policy, rows, held, pieces):
+    """As a store tells it: what was found is used, and the rest comes as it is written."""
+    policy.foresee(rows[:held], held)
+    policy.touch(rows[:held])
+    for n in pieces:
+        policy.continued(rows[: held + n], held)
+        for row in rows[held : held + n]:
+            policy.add(row)
+        policy.arrived(rows[: held + n])
+        held += n
+
+
+@pytest.mark.parametrize("pieces", [[1], [2], [1, 1], [9], [4, 1, 4]])
+@pytest.mark.parametrize("outlook", [None, Outlook.TOOL_CALL])
+def test_a_request_grew_however_it_was_told(pieces, outlook):
+    kinds, started = [], []
+    for tell in (told_at_once, told_in_pieces):
+        clock = ManualClock()
+        policy = Gittins(Surroundings(now_s=clock.monotonic_s))
+        rows = list(range(6))
+        tell(policy, rows, 0, [6])
+        for _ in range(2):
+            clock.advance(7.0)
+            if outlook is not None:
+                policy.answered(rows, outlook)
+            held = len(rows)
+            rows = [*rows, *range(held, held + sum(pieces))]
+            tell(policy, rows, held, pieces)
+        policy.check_integrity()
+        runs = policy._runs
+        kinds.append([runs.kind[runs.run_of[row]] for row in rows])
+        started.append(np.round(policy._times._started, 6).nonzero()[0].tolist())
+    assert kinds[0] == kinds[1]
+    assert started[0] == started[1]
+    assert [is_new(kind) for kind in kinds[0]] == [row >= held for row in rows]
+
+
+def test_what_a_request_brought_tells_whether_it_comes_back():
+    """Sessions whose second request adds a block come back, those that bring a text do not."""
+    clock, number = ManualClock(), count()
+    policy = Gittins(Surroundings(now_s=clock.monotonic_s))
+
+    def rows_of(n):
+        return [next(number) for _ in range(n)]
+
+    def request(held, n):
+        rows = [*held, *rows_of(n)]
+        told_at_once(policy, rows, len(held), [])
+        return rows
+
+    def two_sessions():
+        # the deeper would go first at equal worth
+        asks, reads = request([], 30), request([], 10)
+        clock.advance(20.0)
+        return request(asks, 1), request(reads, 9)
+
+    for _ in range(100):
+        asks, reads = two_sessions()
+        for _ in range(3):
+            clock.advance(20.0)
+            asks = request(asks, 1)
+        for row in [*asks[::-1], *reads[::-1]]:
+            policy.remove(row)
+    asks, reads = two_sessions()
+    clock.advance(5.0)
+    going = policy.victim(lambda row: True)
+    assert going in reads
