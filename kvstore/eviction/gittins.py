@@ -58,7 +58,7 @@ from kvstore.eviction.remembered import Record
 from kvstore.eviction.reuse_times import ReuseTimes
 from kvstore.eviction.runs import NONE, RowArray, Runs, row_array
 
-_LOADED_ROWS: Final = 64
+_LOADED_ROWS: Final = 512
 
 
 class Gittins(EvictionPolicy):

@@ -169,8 +169,7 @@ class KeyTable:
     def load(self, keys: npt.NDArray[np.void]) -> None:
         """Fill an empty table: row i gets key i, all of them different."""
         assert not self.used, "loading needs an empty table"
-        self.packed = bytearray(keys.nbytes)
-        np.frombuffer(self.packed, keys.dtype)[:] = keys
+        self.packed = bytearray(np.ascontiguousarray(keys).view(np.uint8).data)
         hashes = np.empty(len(keys), np.uint32)
         for start in range(0, len(keys), _CHUNK_ROWS):
             chunk = keys[start : start + _CHUNK_ROWS].tolist()
@@ -193,11 +192,14 @@ class KeyTable:
         self._mask = size - 1
         slots = np.full(size, _EMPTY, np.int32)
         at = np.frombuffer(self._hashes, np.uint32)[rows] & np.uint32(self._mask)
-        while len(rows):
-            free = slots[at] == _EMPTY
-            slots[at[free]] = rows[free]
+        slots[at] = rows
+        while True:
             left = slots[at] != rows
             rows, at = rows[left], (at[left] + np.uint32(1)) & np.uint32(self._mask)
+            if not len(rows):
+                break
+            free = slots[at] == _EMPTY
+            slots[at[free]] = rows[free]
         self._slots = array("i")
         self._slots.frombytes(slots.data.cast("B"))
 
