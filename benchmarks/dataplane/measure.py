@@ -14,6 +14,12 @@ class Timings:
 
     seconds: list[float] = field(default_factory=list)
 
+    def take(self, operation: Operation) -> None:
+        """Run it once more."""
+        start = time.perf_counter()
+        operation()
+        self.seconds.append(time.perf_counter() - start)
+
     @property
     def p50(self) -> float:
         """The median."""
@@ -41,13 +47,11 @@ def in_turns(
     """Run each operation once per round, one after the other, so that a slow spell of the machine
     hits all alike. A first round is not counted. `before`: what an operation needs done first."""
     timings = {name: Timings() for name in operations}
-    for n in range(rounds + 1):
+    for _ in range(rounds + 1):
         for name, operation in operations.items():
             if before and name in before:
                 before[name]()
-            start = time.perf_counter()
-            operation()
-            seconds = time.perf_counter() - start
-            if n:
-                timings[name].seconds.append(seconds)
+            timings[name].take(operation)
+    for timing in timings.values():
+        del timing.seconds[0]
     return timings

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from kvstore.server.port.port import DataPort
 
 INBOX_BYTES = 256 << 10
-AT_ONCE_BODY_BYTES = 1 << 20
-"""An answer of at most this is sent from the event loop; more goes to a worker."""
+AT_ONCE_BODY_BYTES = 2 << 20
+"""An answer of at most this is sent from the event loop, a copy of some hundred microseconds; more
+goes to a worker, which takes about as long to wake."""
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
