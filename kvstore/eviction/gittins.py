@@ -166,9 +166,10 @@ class Gittins(EvictionPolicy):
             depth += len(runs.rows[run])
             if above >= 0:
                 if runs.after[above] in (NONE, run) and self._alike(above, run):
+                    runs.follow(above, run)
                     runs.join(above, run)
                     continue
-                runs.after[above], runs.above[run] = run, runs.rows[above][-1]
+                runs.follow(above, run)
             above = run
         for run in reversed(path):
             if runs.stamp[run]:

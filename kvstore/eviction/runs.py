@@ -143,8 +143,16 @@ class Runs:
         self.above[run] = self.rows[top][-1]
         return top
 
+    def follow(self, run: int, tail: int) -> None:
+        """A chain goes on from `run` to `tail`, which a start may have put behind another run."""
+        above = self.above[tail]
+        before = self.run_of[above] if above >= 0 else NONE
+        if before >= 0 and self.after[before] == tail:
+            self.after[before] = NONE
+        self.after[run], self.above[tail] = tail, self.rows[run][-1]
+
     def join(self, run: int, tail: int) -> None:
-        """Append the rows of `tail` to `run`; `tail` is no more."""
+        """Append the rows of `tail` to `run`, which it follows; `tail` is no more."""
         self._place(self.rows[tail], run)
         self.rows[run] += self.rows[tail]
         self.rows[tail] = _NO_ROWS

@@ -107,6 +107,24 @@ def test_random_use_keeps_the_books(seed):
     assert sorted(order) == sorted(model.held)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_take_apart_what_a_start_took_for_one(seed):
+    """Rows of all chains are loaded in one order, coldest first, and every use says how they are
+    really linked."""
+    random = np.random.default_rng(seed)
+    paths, now = tree_chains(random, blocks=150, branching=0.4), [0.0]
+    policy = Gittins(Surroundings(now_s=lambda: now[0], capacity_rows=lambda: 200))
+    order = random.permutation(150)
+    policy.load(order.astype(np.int64))
+    for _ in range(60):
+        now[0] += float(random.choice([0.0, 3.0]))
+        path = paths[random.integers(len(paths))]
+        policy.foresee(np.array(path, np.int64), len(path))
+        policy.touch(path)
+        policy.check_integrity()
+    assert sorted(row for run in policy._runs.rows for row in run) == list(range(150))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_many_rows_at_a_time_are_as_good_as_one_by_one(seed):
     class OneByOne(Gittins):
