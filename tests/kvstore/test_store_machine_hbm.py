@@ -1,4 +1,4 @@
-"""The state machine of `test_store_machine` with an HBM tier on simulated devices.
+"""The state machine of `store_machine` with an HBM tier on simulated devices.
 
 After every step, what lies in the device's memory for a block that the index says is in HBM must be
 that block: no slot is given away under a copy, and none is called full before its copy is done.
@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from store_harness import store_config
-from test_store_machine import EXAMPLES, StoreMachine, TightStore, paths, writers
+from store_machine import EXAMPLES, TIGHT, StoreMachine, TightStore, paths, writers
 
 from kvstore.block import Tier
 from kvstore.tiers.hbm.device import DeviceError
@@ -193,26 +193,23 @@ class RoomyStoreWithHbm(WithHbm, StoreMachine):
 class TightStoreWithHbm(WithHbm, TightStore):
     """Three blocks fit each of two devices."""
 
+    policy = "gittins"
+
     def config(self):
-        sizes = {
-            "hbm.devices": (0, 1),
-            "hbm.budget_bytes": 3 * 12288,
-            "dram.budget_bytes": 12 * 12288,
-            "ssd.budget_bytes": "1MiB",
-            "ssd.segment_bytes": "128KiB",
-            "migration.bounce_bytes_max": 1 << 20,
-        }
-        return store_config(**HBM, **sizes)
+        devices = {"hbm.devices": (0, 1), "hbm.budget_bytes": 3 * 12288}
+        return store_config(**HBM, **TIGHT, **devices, **{"eviction.policy": self.policy})
 
 
 class HbmAndDramAlone(WithHbm, TightStore):
     """No log: a block may be in HBM alone."""
 
+    policy = "gittins"
+
     flush = restart = power_loss = put_and_flush = corrupt_ssd = begin_log = finish_log = None
 
     def config(self):
-        sizes = {"hbm.budget_bytes": 4 * 12288, "dram.budget_bytes": 12 * 12288}
-        return store_config(ssd=False, **HBM, **sizes)
+        sizes = {"hbm.budget_bytes": 4 * 12288, "dram.budget_bytes": TIGHT["dram.budget_bytes"]}
+        return store_config(ssd=False, **HBM, **sizes, **{"eviction.policy": self.policy})
 
     @rule(what=st.none())
     def disk(self, what):
