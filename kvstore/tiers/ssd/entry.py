@@ -5,6 +5,7 @@ Every value ends with the xxh3-64 of key and value, because LMDB checks nothing 
 """
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ CHECK_BYTES = 8
 _BODY = struct.Struct("<BBBxIIIQIId32s16s")
 _LOCATION = struct.Struct("<IQ")
 ENTRY_BYTES = _BODY.size + CHECK_BYTES
+_HEAD_BYTES = 8
 _CHUNK_RECORDS = 1 << 14
 ENTRY_DTYPE = np.dtype(
     [
@@ -109,6 +111,18 @@ def decode_entries(values: bytes | npt.NDArray[np.uint8]) -> npt.NDArray[np.void
 def decode_records(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
     """Rows of `RECORD_BYTES` as a structured array (`RECORD_DTYPE`), a view of `rows`."""
     return rows.view(RECORD_DTYPE)[:, 0]
+
+
+def known_of(rows: npt.NDArray[np.uint8], keys: Sequence[bytes]) -> set[bytes]:
+    """Those of `keys` that a record of `decode_records` has, without a look at every key as a
+    Python object; others that begin alike may come with them."""
+    if not keys:
+        return set()
+    wanted = np.sort(np.frombuffer(b"".join(key[:_HEAD_BYTES] for key in keys), np.uint64))
+    heads = rows[:, :_HEAD_BYTES].view(np.uint64)[:, 0]
+    at = np.minimum(np.searchsorted(wanted, heads), len(wanted) - 1)
+    known: list[bytes] = decode_records(rows[wanted[at] == heads])["key"].tolist()
+    return set(known)
 
 
 def first_wrong(rows: npt.NDArray[np.uint8]) -> int | None:

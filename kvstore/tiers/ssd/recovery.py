@@ -330,24 +330,22 @@ class Recovery:
 
     def _adopt(self, rows: npt.NDArray[np.uint8], log_end: Location, finds: _Finds) -> Location:
         """Whole frames behind the index's mark become entries; returns the new mark."""
-        mark = log_end
-        known: set[bytes] | None = None
+        mark, found = log_end, {}
         for number in sorted(n for n in self._segments if n >= mark.segment):
             start = SEGMENT_HEADER_BYTES
             if number == mark.segment:
                 start = max(start, mark.offset)
-            found = []
-            for at, header in self._frames(number, start, whole=True):
-                if known is None:
-                    known = set(entry.decode_records(rows)["key"].tolist())
+            found[number] = list(self._frames(number, start, whole=True))
+        known = entry.known_of(rows, [h.key for frames in found.values() for _, h in frames])
+        for number, frames in found.items():
+            new = False
+            for at, header in frames:
                 if header.key not in known:
                     known.add(header.key)
-                    found.append((header, Location(number, at)))
-                    log_end = Location(number, at + header.stored_length)
-            if found:
+                    log_end, new = Location(number, at + header.stored_length), True
+                    finds.add(header, Location(number, at))
+            if new:
                 self._sync(number)
-            for header, location in found:
-                finds.add(header, location)
         return log_end
 
     def _sync(self, number: int) -> None:
