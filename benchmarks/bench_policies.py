@@ -198,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--traces", type=Path, help="the folder of the traces")
     parser.add_argument("--only", nargs="*", choices=sorted(NAMES), help="some of the traces")
     parser.add_argument("--policies", nargs="*", choices=policies("weka"), help="some of them")
+    parser.add_argument("--shares", nargs="*", type=float, help="some of the capacities")
     parser.add_argument("--json", type=Path, help="go on with the results in this file")
     parser.add_argument("--png", type=Path, help="folder for the pictures")
     parser.add_argument("--table", action="store_true", help="print what the file holds")
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bench_policies: give --traces DIR, or --smoke", file=sys.stderr)
         return 2
     folder = SAMPLES if options.smoke else options.traces
-    shares = DEFAULT_SHARES[-1:] if options.smoke else DEFAULT_SHARES
+    shares = options.shares or (DEFAULT_SHARES[-1:] if options.smoke else DEFAULT_SHARES)
 
     # once, so that a change of the files does not pass for one of what runs
     versions = {policy: version_of(policy) for policy in policies("weka")}
@@ -237,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def judge(results: Results, name: str, shares: Sequence[float], png: Path | None) -> None:
     """Note and print whether the targets hold, and draw the picture."""
     known = results.of(name)
-    targets = verdict(name, known["cells"], shares)
+    targets = known.get("targets", {}) | verdict(name, known["cells"], shares)
     results.add(name, "targets", targets)
     for share, row in targets.items():
         missed = [what for what in ("not_below_classic", "half_way") if row.get(what) is False]

@@ -1,15 +1,17 @@
 import builtins
 import json
+import math
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import bench_policies
+from benchmarks import bench_policies, policy_constants
 from kvstore.bench import pictures
 from kvstore.bench.sweep import CLASSICS
 from kvstore.cli.app import app, main
 from kvstore.errors import InvalidRequest
+from kvstore.eviction import block_classes
 
 TRACES = Path(__file__).parent / "traces"
 WEKA = str(TRACES / "weka.tar.zst")
@@ -204,3 +206,18 @@ def test_costs_of_every_policy(tmp_path):
 def test_the_table_needs_traces(capsys):
     assert bench_policies.main([]) == 2
     assert "--traces" in capsys.readouterr().err
+
+
+def test_constants_are_moved_one_at_a_time_and_put_back(tmp_path, capsys):
+    path, gain = tmp_path / "constants.json", block_classes._PACE_GAIN
+    assert policy_constants.main(["--smoke", "--json", str(path)]) == 0
+    assert gain == block_classes._PACE_GAIN
+    for one in json.loads(path.read_text()).values():
+        best, worst = one["best and worst"]
+        for rate in (one["as they are"], one["chosen on the first half"][1]):
+            assert worst <= rate <= best
+    printed = capsys.readouterr().out
+    assert all(f"{name.strip('_').lower()} " in printed for _, name in policy_constants.MOVES)
+    with policy_constants.moved(block_classes, "_PACE_GAIN", 1.0):
+        assert block_classes.moved(0.0, 1.5) == math.log(2)
+    assert policy_constants.main([]) == 2
