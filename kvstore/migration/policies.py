@@ -63,12 +63,14 @@ class TierPolicies:
         for chain in self._chains(rows):
             tiers = self._index.view("tiers")[chain]
             for tier, policy in self._told():
-                there = chain[tiers & tier != 0]
+                # with an enum NumPy takes four times as long
+                held = tiers & int(tier) != 0
+                there = chain[held]
                 if tier is Tier.SSD:
-                    missing = chain[np.isin(chain, declined)]
+                    missing = chain[np.isin(chain, declined)] if declined else chain[:0]
                 else:
                     # about to be promoted
-                    missing = chain[(tiers & tier == 0) & (tiers != 0)]
+                    missing = chain[~held & (tiers != 0)]
                 policy.foresee(np.concatenate((there, missing)), len(there))
                 policy.touch(there)
 
@@ -81,7 +83,7 @@ class TierPolicies:
             before = chain[: self._index.depth[new[0]] - self._index.depth[chain[0]]]
             tiers = self._index.view("tiers")[before]
             for tier, policy in self._told():
-                there = before[tiers & tier != 0]
+                there = before[tiers & int(tier) != 0]
                 tell = policy.continued if len(before) else policy.foresee
                 tell(np.concatenate((there, new)), len(there))
 
@@ -100,7 +102,7 @@ class TierPolicies:
     def arrived(self, rows: Sequence[int], tier: Tier) -> None:
         """Rows were added to a tier's policy."""
         for chain in self._chains(rows):
-            there = self._index.view("tiers")[chain] & tier != 0
+            there = self._index.view("tiers")[chain] & int(tier) != 0
             self.of[tier].arrived(chain[there])
 
     def _chains(self, rows: Sequence[int]) -> list[Rows]:
