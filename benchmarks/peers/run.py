@@ -3,6 +3,7 @@ writes what came of it; a peer that can't be made to run is reported with the re
 
 Redis' server is no Python package: install it (Debian: redis-server), or name it in REDIS_SERVER.
 Mooncake wants RDMA libraries even for TCP (Debian: libibverbs1, librdmacm1, libnl-route-3-200).
+LMCache's environment is made by hand and named in LMCACHE_PYTHON (see `lmcache_peer`).
 """
 
 import argparse
@@ -21,12 +22,15 @@ PEERS = {
     "ours": [],
     "redis": ["redis==8.1.0", "hiredis==3.5.0"],
     "mooncake": ["mooncake-transfer-engine-non-cuda"],
+    "lmcache": [],
 }
-SCRIPTS = {"ours": "ours.py", "redis": "redis_peer.py", "mooncake": "mooncake_peer.py"}
+SCRIPTS = {"ours": "ours.py"} | {name: f"{name}_peer.py" for name in PEERS if name != "ours"}
 INSTALL_S_MAX, RUN_S_MAX = 900, 300
 
 
 def _python(name: str, folder: Path) -> Path:
+    if name == "lmcache":
+        return Path(os.environ.get("LMCACHE_PYTHON", "LMCACHE_PYTHON is not set"))
     if not PEERS[name]:
         return Path(sys.executable)
     python = folder / name / "bin" / "python"

@@ -1,15 +1,21 @@
-"""The tier as a library: durable batches, scattered reads and prefixes, every read verified."""
+"""The tier as a library: durable batches, scattered reads and prefixes, every read verified.
+
+The log is written by one hand, as in the store: of several clients, one writes what has gathered
+from all, up to `migration.write_batch_bytes_max`.
+"""
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from benchmarks.ssd.load import BATCH, Load, percentile_99
-from kvstore.config import SsdConfig
+from kvstore.config import MigrationConfig, SsdConfig
 from kvstore.testing.tiers_frames import DESCRIPTOR, NAMESPACE_ID, key_of, make_frame
 from kvstore.tiers.base import Location, ReadItem, WriteItem
 from kvstore.tiers.dram import DramTier
@@ -18,6 +24,18 @@ from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.files import aligned_buffer
 
 _SLACK_BYTES = 512 << 20
+_WRITE_BYTES_MAX = MigrationConfig().write_batch_bytes_max
+_CALLS = 128
+"""Of one client, made ready before the time: what is measured is the tier and not its caller."""
+_Call = tuple[list[ReadItem], list[bytes]]
+
+
+@dataclass(slots=True)
+class _Put:
+    """One client's batch: keys and sealed frames, and whether they are durable."""
+
+    frames: list[tuple[bytes, memoryview]]
+    done: bool = False
 
 
 class Log:
@@ -35,10 +53,13 @@ class Log:
         self._arena = aligned_buffer(load.stored * BATCH * load.calls * load.clients)
         self._fill_arena()
         self.places: list[tuple[bytes, Location]] = []
+        self._waiting: list[_Put] = []
+        self._line, self._hand = threading.Lock(), threading.Lock()
+        self._written: list[WriteItem] = []
         while len(self.places) < load.objects:
-            items = self._items(0, min(BATCH, load.objects - len(self.places)))
-            self._write(items)
-            self.places += [(i.key, i.location) for i in items]
+            self._put(_Put(self._frames(0, min(BATCH, load.objects - len(self.places)))))
+            self.places += [(i.key, i.location) for i in self._written]
+            self._written.clear()
         room = load.stored * BATCH
         self._dram = DramTier(max(32 << 20, room * load.clients))
         slots = [self._dram.alloc(room) for _ in range(load.clients)]
@@ -52,22 +73,39 @@ class Log:
         target.reshape(-1, stored)[:] = np.frombuffer(first, np.uint8)[:stored]
         self._header = decode_header(first)
 
-    def _items(self, slot: int, count: int) -> list[WriteItem]:
-        """Frames with new keys, at places of their own."""
-        items = []
+    def _frames(self, slot: int, count: int) -> list[tuple[bytes, memoryview]]:
+        """Sealed frames with new keys."""
+        frames = []
         for i in range(slot, slot + count):
             self._names += 1
             key = key_of(self._names)
             frame = self._arena[i * self.load.stored : (i + 1) * self.load.stored]
             seal_frame(frame, self._header._replace(key=key))
+            frames.append((key, frame))
+        return frames
+
+    def _put(self, put: _Put) -> None:
+        """Make a batch durable, with what others gave meanwhile, or by somebody who did so."""
+        with self._line:
+            self._waiting.append(put)
+        most = max(1, _WRITE_BYTES_MAX // (self.load.stored * BATCH))
+        with self._hand:
+            while not put.done:
+                with self._line:
+                    puts, self._waiting = self._waiting[:most], self._waiting[most:]
+                self._write([frame for each in puts for frame in each.frames])
+                for each in puts:
+                    each.done = True
+
+    def _write(self, frames: list[tuple[bytes, memoryview]]) -> None:
+        items = []
+        for key, frame in frames:
             location = self.tier.place(len(frame))
             assert location is not None, "the budget is too small for the benchmark"
             items.append(WriteItem(location, key, self.number, frame))
-        return items
-
-    def _write(self, items: list[WriteItem]) -> None:
         if any(self.tier.write_batch(items)):
             raise AssertionError("the log refused a frame")
+        self._written += items
 
     def _in_threads(self, work: Callable[[int], None]) -> float:
         threads = [threading.Thread(target=work, args=(n,)) for n in range(1, self.load.clients)]
@@ -84,14 +122,14 @@ class Log:
         one batch's time, µs."""
         load, times = self.load, []
         batches = [
-            [self._items((n * load.calls + c) * BATCH, BATCH) for c in range(load.calls)]
+            [_Put(self._frames((n * load.calls + c) * BATCH, BATCH)) for c in range(load.calls)]
             for n in range(load.clients)
         ]
 
         def work(client: int) -> None:
-            for items in batches[client]:
+            for put in batches[client]:
                 began = time.perf_counter()
-                self._write(items)
+                self._put(put)
                 times.append((time.perf_counter() - began) * 1e6)
 
         began = time.perf_counter()
@@ -99,10 +137,11 @@ class Log:
         self.tier.refresh()
         seconds = time.perf_counter() - began
         written = load.payload * BATCH * load.calls * load.clients
-        self._forget([item for own in batches for items in own for item in items])
+        self._forget()
         return written / seconds / 1e9, percentile_99(times)
 
-    def _forget(self, items: list[WriteItem]) -> None:
+    def _forget(self) -> None:
+        items, self._written = self._written, []
         self.tier.remove([i.key for i in items])
         for item in items:
             self.tier.mark_dead(item.location, len(item.frame))
@@ -113,36 +152,41 @@ class Log:
     def read(self, count: int, adjacent: bool, seconds: float) -> tuple[float, float]:
         """Calls of `count` objects, scattered or one behind the other, each verified: GB/s, and the
         p99 of one object's time from the call to its arrival, µs."""
-        load, times, bytes_read = self.load, [], []
-        seeds = [self._random.random() for _ in range(load.clients)]
+        load, times, bytes_read = self.load, list[float](), list[int]()
+        calls = [self._calls(client, count, adjacent) for client in range(load.clients)]
 
         def work(client: int) -> None:
-            random, done = Random(seeds[client]), 0
-            ends = time.perf_counter() + seconds
-            while time.perf_counter() < ends:
-                if adjacent:
-                    start = random.randrange(load.objects - count + 1)
-                    picks = self.places[start : start + count]
-                else:
-                    picks = random.sample(self.places, count)
-                self._call(client, picks, times)
+            done, ends = 0, time.perf_counter() + seconds
+            for items, keys in cycle(calls[client]):
+                self._call(items, keys, times)
                 done += count
+                if time.perf_counter() > ends:
+                    break
             bytes_read.append(done * load.payload)
 
         took = self._in_threads(work)
         return sum(bytes_read) / took / 1e9, percentile_99(times)
 
-    def _call(self, client: int, picks: list[tuple[bytes, Location]], times: list[float]) -> None:
-        stored, room = self.load.stored, self._into[client]
-        items = [
-            ReadItem(location, room[i * stored : (i + 1) * stored])
-            for i, (_, location) in enumerate(picks)
-        ]
+    def _calls(self, client: int, count: int, adjacent: bool) -> list[_Call]:
+        random, load, room = self._random, self.load, self._into[client]
+        rooms = [room[i * load.stored : (i + 1) * load.stored] for i in range(count)]
+        calls = []
+        for _ in range(_CALLS):
+            if adjacent:
+                start = random.randrange(load.objects - count + 1)
+                picks = self.places[start : start + count]
+            else:
+                picks = random.sample(self.places, count)
+            items = [ReadItem(at, into) for (_, at), into in zip(picks, rooms, strict=True)]
+            calls.append((items, [key for key, _ in picks]))
+        return calls
+
+    def _call(self, items: list[ReadItem], keys: list[bytes], times: list[float]) -> None:
         began = time.perf_counter()
 
         def arrived(i: int) -> None:
             times.append((time.perf_counter() - began) * 1e6)
-            error = verify_frame(items[i].into, picks[i][0], NAMESPACE_ID)
+            error = verify_frame(items[i].into, keys[i], NAMESPACE_ID)
             if error is not None:
                 raise error
 
