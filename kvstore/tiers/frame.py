@@ -130,6 +130,7 @@ def _round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+@lru_cache(maxsize=FRAME_SECTIONS_MAX)
 def header_bytes(sections: int) -> int:
     """Size of the header of a frame with so many sections."""
     return _round_up(_FIXED.size + sections * _SECTION.size + CHECKSUM_BYTES, HEADER_ALIGN_BYTES)
@@ -293,6 +294,26 @@ def decode_header(buf: bytes | bytearray | memoryview) -> FrameHeader:
     return FrameHeader(kind, key, ns, parent, depth, created, codec, sections)
 
 
+class FixedFields(NamedTuple):
+    """What a header says of its frame as a whole: as `FrameHeader`, without the sections."""
+
+    kind: Kind
+    codec: Codec
+    stored_length: int
+    payload_length: int
+    depth: int
+    created_wall_s: float
+    key: bytes
+    namespace_id: bytes
+    parent: bytes
+
+
+def fixed_fields(frame: bytes | bytearray | memoryview) -> FixedFields:
+    """Of the raw frame that starts here; trusts a verified header."""
+    _, _, kind, codec, _, _, *rest = _FIXED.unpack_from(frame)
+    return FixedFields(kind, codec, *rest)
+
+
 def header_checksum(frame: bytes | bytearray | memoryview) -> bytes:
     """The 16 bytes that end the header of a frame; trusts a verified header."""
     size = int.from_bytes(frame[14:16], "little")
@@ -335,32 +356,32 @@ def verify_frame(
 
 def _is_sound(view: memoryview, identity: bytes) -> bool:
     """A quick `verify_frame` of a raw frame; False says nothing. `identity`: key ‖ namespace id."""
-    fixed = bytes(view[: _FIXED.size])
-    if len(fixed) < _FIXED.size or fixed[KEY_OFFSET : KEY_OFFSET + len(identity)] != identity:
+    head = bytes(view[:HEADER_ALIGN_BYTES])
+    if head[KEY_OFFSET : KEY_OFFSET + len(identity)] != identity:
         return False
-    count, size = fixed[12], fixed[14] | fixed[15] << 8
-    head = bytes(view[:size])
+    count, size = head[12], head[14] | head[15] << 8
+    if size != HEADER_ALIGN_BYTES:
+        head = bytes(view[:size])
     if not 1 <= count <= FRAME_SECTIONS_MAX or len(head) != header_bytes(count):
         return False
     digest = xxhash.xxh3_128_digest
     if digest(head[:-CHECKSUM_BYTES]) != head[-CHECKSUM_BYTES:]:
         return False
     flat = _table(count).unpack_from(head, _FIXED.size)
-    lengths = flat[1::3]
-    start, offsets = _start(lengths)
-    if fixed[: len(start)] != start or flat[::3] != offsets:
+    start, offsets, total = _start(flat[1::3])
+    if head[: len(start)] != start or flat[::3] != offsets or len(view) < total:
         return False
-    if len(view) < int.from_bytes(fixed[16:20], "little"):
-        return False
-    return all(
-        digest(view[offset : offset + length]) == checksum
-        for offset, length, checksum in zip(offsets, lengths, flat[2::3], strict=True)
-    )
+    for i, offset in enumerate(offsets):
+        length, checksum = flat[3 * i + 1 : 3 * i + 3]
+        if digest(view[offset : offset + length]) != checksum:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)
-def _start(section_lengths: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-    """How the header of a raw block with these sections begins, and where they lie."""
+def _start(section_lengths: tuple[int, ...]) -> tuple[bytes, tuple[int, ...], int]:
+    """How the header of a raw block with these sections begins, where they lie, and the bytes of
+    the whole frame."""
     shape = frame_bytes(section_lengths)
     start = _START.pack(
         FRAME_MAGIC,
@@ -372,7 +393,7 @@ def _start(section_lengths: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         shape.total,
         sum(section_lengths),
     )
-    return start, _offsets(section_lengths)
+    return start, _offsets(section_lengths), shape.total
 
 
 def peek_checksums(

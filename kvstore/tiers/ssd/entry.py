@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.tiers.base import Location
-from kvstore.tiers.frame import FrameHeader
+from kvstore.tiers.frame import FixedFields, FrameHeader
 
 ENTRY_VERSION = 1
 KEY_BYTES = 32
@@ -64,7 +64,7 @@ def unseal(key: bytes, value: bytes) -> bytes:
 
 
 def encode_entry(
-    header: FrameHeader, checksum: bytes, namespace_no: int, location: Location
+    header: FrameHeader | FixedFields, checksum: bytes, namespace_no: int, location: Location
 ) -> bytes:
     """The index record of a frame at `location`. `checksum`: its header's."""
     body = _BODY.pack(

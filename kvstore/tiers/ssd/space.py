@@ -61,11 +61,14 @@ class Space:
         self._index_bytes = 0
         self._free_bytes = 0
         self._live_bytes = 0
+        self._victim: int | None = None
+        self._victim_is_known = False
         self._lock = threading.Lock()
 
     def add(self, number: int, book: SegmentBook) -> None:
         """A segment found at open; the one that is not sealed is written on."""
         self._segments[number] = book
+        self._victim_is_known = False
         self._live_bytes += book.live_bytes
         self._disk_bytes += book.disk_bytes
         self._next_number = max(self._next_number, number + 1)
@@ -106,6 +109,7 @@ class Space:
             number = current if current is not None and fits else self._open_new()
             book = self._segments[number]
             location = Location(number, book.end)
+            self._victim_is_known = False
             book.end += stored_bytes
             book.live_bytes += stored_bytes
             book.unsettled_bytes += stored_bytes
@@ -144,10 +148,12 @@ class Space:
             raise ValueError(f"{length} B marked dead where {book.live_bytes} B live")
         book.live_bytes -= length
         self._live_bytes -= length
+        self._victim_is_known = False
 
     def settle(self, places: Iterable[tuple[Location, int]], written: bool) -> None:
         """What became of places: written, or given up and therefore dead."""
         with self._lock:
+            self._victim_is_known = False
             for location, length in places:
                 book = self._segments[location.segment]
                 book.unsettled_bytes -= length
@@ -165,19 +171,26 @@ class Space:
         """No more places in this segment: its file failed, or it is full."""
         with self._lock:
             self._segments[number].sealed = True
+            self._victim_is_known = False
             if self._current == number:
                 self._current = None
 
     def victim(self) -> int | None:
         with self._lock:
-            dead, number = max(
-                (
-                    (book.dead_bytes, -number)
-                    for number, book in self._segments.items()
-                    if book.sealed and not book.unsettled_bytes
-                ),
-                default=(0, 0),
-            )
+            # asked after every call, and a large store has thousands of segments
+            if not self._victim_is_known:
+                self._victim, self._victim_is_known = self._find_victim(), True
+            return self._victim
+
+    def _find_victim(self) -> int | None:
+        dead, number = max(
+            (
+                (book.dead_bytes, -number)
+                for number, book in self._segments.items()
+                if book.sealed and not book.unsettled_bytes
+            ),
+            default=(0, 0),
+        )
         return -number if dead > 0 else None
 
     def live_in(self, number: int) -> int:
@@ -202,21 +215,23 @@ class Space:
         """The segment's file is gone."""
         with self._lock:
             self._disk_bytes -= self._segments.pop(number).disk_bytes
+            self._victim_is_known = False
 
-    def measured(
-        self, segments: dict[int, int], other_bytes: int, index_bytes: int, free_bytes: int
-    ) -> None:
-        """Real sizes of some segments, of everything else in the directory, of the index among
-        that, and free space."""
+    def measured(self, segments: dict[int, int], free_bytes: int) -> None:
+        """Real sizes of some segments, and free space."""
         with self._lock:
             for number, disk_bytes in segments.items():
                 book = self._segments.get(number)
                 if book is not None:
                     self._disk_bytes += disk_bytes - book.disk_bytes
                     book.disk_bytes = disk_bytes
+            self._free_bytes = free_bytes
+
+    def measured_others(self, other_bytes: int, index_bytes: int) -> None:
+        """Real sizes of everything in the directory but segments, and of the index among that."""
+        with self._lock:
             self._other_bytes = other_bytes
             self._index_bytes = index_bytes
-            self._free_bytes = free_bytes
 
     def leaves_floor(self, write_bytes: int, free_bytes: int) -> bool:
         """Whether the free floor holds after writing so much."""
@@ -234,4 +249,6 @@ class Space:
                 assert 0 <= b.live_bytes <= b.end - SEGMENT_HEADER_BYTES, f"{number}: {b}"
                 assert b.unsettled_bytes >= 0, f"{number}: {b}"
                 assert b.sealed or number == self._current, f"{number} is open, not current"
+            known = not self._victim_is_known or self._victim == self._find_victim()
+            assert known, f"segment {self._victim} is remembered as the victim, and is not"
             assert self._current is None or self._current in self._segments, "current segment"

@@ -20,9 +20,9 @@ from kvstore.tiers.frame import (
     Codec,
     FrameError,
     WrongFrame,
-    check_sections,
-    decode_header,
+    fixed_fields,
     header_checksum,
+    verify_frame,
 )
 from kvstore.tiers.ssd import entry
 from kvstore.tiers.ssd.committer import Committer
@@ -148,33 +148,31 @@ class LogWriter:
 
     def _check(self, write: "_Write") -> bytes | FrameError:
         item = write.item
-        try:
-            header = decode_header(item.frame)
-        except FrameError as e:
-            return e
         row = self._namespaces.get(item.namespace_no)
-        if header.key != item.key or row is None or header.namespace_id != row.namespace_id:
-            return WrongFrame(f"the frame of {header.key.hex()}, not of {item.key.hex()}")
-        if header.stored_length != len(item.frame):
-            return WrongFrame(f"a frame of {header.stored_length} B in {len(item.frame)} B")
-        error = check_sections(header, item.frame)
+        error = verify_frame(item.frame, item.key, row.namespace_id if row else None)
         if error is not None:
             return error
-        checksum = header_checksum(item.frame)
+        if row is None:
+            return WrongFrame(f"a frame of namespace number {item.namespace_no}, which has none")
+        fields = fixed_fields(item.frame)
+        if fields.stored_length != len(item.frame):
+            return WrongFrame(f"a frame of {fields.stored_length} B in {len(item.frame)} B")
         if write.data is not item.frame:
-            header = header._replace(codec=Codec.ZSTD)
-        return entry.encode_entry(header, checksum, item.namespace_no, item.location)
+            fields = fields._replace(codec=Codec.ZSTD)
+        checksum = header_checksum(item.frame)
+        return entry.encode_entry(fields, checksum, item.namespace_no, item.location)
 
     def _settle(self, items: Sequence[WriteItem], written: bool) -> None:
         if not items:
             return
-        # Measure first: a settled place no longer counts on top of what the disk holds.
-        self._measure_logged({i.location.segment for i in items})
+        # Measure first: a settled place no longer counts on top of what the disk holds. All else in
+        # the directory changes with a commit, and is looked at then.
+        self._measure_logged({i.location.segment for i in items}, others=False)
         self._space.settle([(i.location, len(i.frame)) for i in items], written)
 
-    def _measure_logged(self, segments: Iterable[int]) -> None:
+    def _measure_logged(self, segments: Iterable[int], others: bool = True) -> None:
         try:
-            self._measure(segments)
+            self._measure(segments, others)
         except DiskError as e:
             _log.warning("sizes on disk are not up to date: %s", e)
 
@@ -265,18 +263,21 @@ class LogWriter:
         self._log_end = self._given_up
         return IndexChange(log_end=self._log_end)
 
-    def _measure(self, segments: Iterable[int]) -> None:
+    def _measure(self, segments: Iterable[int], others: bool = True) -> None:
+        """Real sizes of these segments, of the free space, and, with `others`, of all else."""
         root, files = self._directory.path, self._files
 
         def look() -> None:
             sizes = {
                 n: files.disk_bytes(self._segments.path(n)) for n in segments if n in self._segments
             }
-            other = files.disk_bytes(root, deep=False)
-            for name in files.listdir(root):
-                other += files.disk_bytes(root / name, deep=name != "segments")
-            index = files.disk_bytes(self._directory.index_path)
-            self._space.measured(sizes, other, index, files.free_bytes(root))
+            if others:
+                other = files.disk_bytes(root, deep=False)
+                for name in files.listdir(root):
+                    other += files.disk_bytes(root / name, deep=name != "segments")
+                index = files.disk_bytes(self._directory.index_path)
+                self._space.measured_others(other, index)
+            self._space.measured(sizes, files.free_bytes(root))
 
         with self._measuring:
             attempt("looking at", root, look)
