@@ -25,7 +25,6 @@ from benchmarks.ssd.simple import Files, Lmdb
 ROUNDS_FULL, ROUNDS_SMOKE = 7, 1
 DEPTH = 16
 STEP_S = 0.3
-SHAPES_FULL = ("section 8,704", "section 36,864", "section 73,728", "block 227,840")
 READS = (
     ("read", "randread", BATCH, False),
     ("at_once", "randread", 0, False),
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--rounds", type=int, default=ROUNDS_FULL)
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where to write (a real disk)")
-    parser.add_argument("--shapes", nargs="*", default=SHAPES_FULL, choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--clients", nargs="*", type=int, default=(1, 4))
     parser.add_argument("--parts", nargs="*", default=("fio", "others", "daemon"))
     parser.add_argument("--lmcache", type=Path, metavar="PROGRAM", help="LMCache's `lmcache`")

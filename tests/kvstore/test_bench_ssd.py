@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_ssd
-from benchmarks.ssd import fio, lmcache
+from benchmarks.ssd import fio, lmcache, table
 from benchmarks.ssd.load import SHAPES, Figures, Load, median_ratio, percentile_99
 
 
 @pytest.mark.timeout(300)
-def test_every_figure_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_figure_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "results.json"
     arguments = ["--smoke", "--dir", str(tmp_path), "--json", str(target)]
     assert bench_ssd.main(arguments) == 0
@@ -27,6 +29,29 @@ def test_every_figure_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert set(report["daemon"]["ratios"]) == {"daemon_read_to_library", "daemon_write_to_library"}
     assert "tier against fio" in capsys.readouterr().out
     assert not list(tmp_path.glob("bench-ssd-*")), "it leaves nothing behind"
+
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    monkeypatch.setattr("sys.argv", ["table", str(target), str(page)])
+    for _ in range(2):
+        assert table.main() == 0
+        text = page.read_text()
+        assert text.startswith("before\n")
+        assert text.endswith("\nafter\n")
+        assert text.count("| section 8,704 |") == 2
+        assert "old" not in text
+
+
+def test_a_full_report_has_its_ratios_in_the_table() -> None:
+    row = {"shape": "section 8,704", "clients": 4, "ratios": {"read": 0.5, "read_p99": 1.5}}
+    row |= {name: {"gb_s": 1.25} for name in ("read", "prefix", "write")}
+    other = {"shape": "section 8,704", "lmcache": {"store_gb_s": 0.25, "load_gb_s": 0.5}}
+    names = ("write", "scattered", "prefix", "lmdb_write", "lmdb_read", "files_write", "files_read")
+    other |= {name: {"gb_s": 1.0} for name in names}
+    report = {"load_before": [1.0], "load_after": [2.0], "cpus": 2, "rounds": 3, "daemon": {}}
+    text = "\n".join(table.tables(report | {"rows": [row], "others": [other]}))
+    assert "| section 8,704 | 4 | 1.25 (0.50) | 1.50 | 1.25  | 1.25  |" in text
+    assert "| 0.25, 0.50 | 2.00 (scattered 2.00) |" in text
 
 
 def test_without_fio_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
