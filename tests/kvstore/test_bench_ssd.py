@@ -31,7 +31,7 @@ def test_every_figure_is_there(
     assert not list(tmp_path.glob("bench-ssd-*")), "it leaves nothing behind"
 
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    page.write_text(f"before\n{table.BEGIN}\nstale figures\n{table.END}\nafter\n")
     monkeypatch.setattr("sys.argv", ["table", str(target), str(page)])
     for _ in range(2):
         assert table.main() == 0
@@ -39,7 +39,7 @@ def test_every_figure_is_there(
         assert text.startswith("before\n")
         assert text.endswith("\nafter\n")
         assert text.count("| section 8,704 |") == 2
-        assert "old" not in text
+        assert "stale" not in text
 
 
 def test_a_full_report_has_its_ratios_in_the_table() -> None:
