@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 
-.PHONY: help venv demo test test-long lint types fmt proto proto-check bench-smoke clean
+.PHONY: help venv demo test test-long lint fmt proto proto-check settings bench-smoke clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -13,7 +13,9 @@ venv: $(VENV)/.done ## .venv with pinned versions (PIP_FLAGS goes to pip)
 
 $(VENV)/.done: constraints.txt pyproject.toml setup.py $(wildcard kernels/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'PyTorch and what it needs: up to some GB, minutes without a word from pip'
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt setuptools torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo 'this package with its C++ kernels, and the other dependencies: a minute or two'
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[model,serve,dev]'
 	touch $@
 
@@ -41,8 +43,12 @@ proto: venv ## Generate kvstore/v1 from proto/
 proto-check: venv ## Is kvstore/v1 what proto/ generates?
 	$(BIN)/python tests/check_generated.py
 
+settings: venv ## Write docs/settings.md from kvstore/config.py
+	$(BIN)/python -c "from kvstore.cli.settings import page; print(page(), end='')" > docs/settings.md
+
 bench-smoke: venv ## Every benchmark at its smoke size
 	$(BIN)/python -m benchmarks --smoke
 
 clean: ## Remove what was built
-	rm -rf $(VENV) build out *.egg-info
+	rm -rf $(VENV) build out *.egg-info kernels/_records*.so
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,4 +1,5 @@
 """Every setting of the store and the daemon: frozen, validated, limits named with their unit last.
+A class's docstring says what each is, behind its name and a colon; docs/settings.md comes from it.
 
 An unknown key, a wrong type and a value out of range are a `ConfigError` that names the key and
 what is known there. Sizes are bytes, as an integer or with a unit ("64MiB", "1.5GB").
@@ -55,7 +56,7 @@ class _Settings(BaseModel):
 
 
 class DramConfig(_Settings):
-    """The arena. `budget_bytes` is all the memory that block payloads take. `held_fraction_max`:
+    """The arena. `budget_bytes`: all the memory that block payloads take. `held_fraction_max`:
     how much of it readers on this host may keep from eviction with their leases."""
 
     budget_bytes: Annotated[Bytes, Field(ge=64 * _KIB)] = 1 * _GIB
@@ -67,9 +68,9 @@ class HbmConfig(_Settings):
 
     `device`: `cupy`, CUDA devices through CuPy, an error where there are none; `auto`, the same
     where there are some, else no tier; `simulated`, host memory behind a device's rules, for tests
-    and demonstrations; `off`. `devices`: which, by index ("0,1"). `budget_bytes`: of each of them,
-    taken once at start. `copy_bytes_max`: on their way into HBM or out of it for promotion and
-    demotion at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the
+    and demonstrations; `off`. `devices`: which, by index ("0,1"). `budget_bytes`: memory of each of
+    them, taken once at start. `copy_bytes_max`: bytes on their way into HBM or out of it for
+    promotion and demotion at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the
     tier is given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
     `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`: how much of
     the pools readers on this host may keep from eviction with their leases.
@@ -101,9 +102,10 @@ class SsdConfig(_Settings):
     `budget_bytes`: hard limit of real bytes on disk, segments and index together.
     `segment_bytes`: size of one segment file, the unit in which space comes back; one segment of
     the budget is kept for compaction. `free_floor_bytes`: free space of the file system that is
-    never used. `sync`: off, nothing is durable and no acknowledgement claims it (tests only).
+    never used. `sync`: where it is off, nothing is durable and no acknowledgement claims it (tests only).
     `direct_io`: `auto` uses O_DIRECT where the file system has it. `queue_depth_max`: reads that
-    one worker (`migration.read_workers`) has under way at a time. `index_map_bytes_max`: address
+    one worker (`migration.read_workers`) has under way at a time. `compression`: of
+    frames. `compression_level`: zstd's. `index_map_bytes_max`: address
     space for the LMDB map, not disk space. `lifetime_min_s`: no block younger than this leaves the
     SSD to make room; while such blocks fill the budget, new ones are refused by it. 0: any may go.
     """
@@ -132,7 +134,12 @@ class SsdConfig(_Settings):
 
 
 class LeaseConfig(_Settings):
-    """How long a client's rights last, and how many there may be."""
+    """How long a client's rights last, and how many there may be.
+
+    `lease_ttl_s_default`, `reservation_ttl_s_default`: how long a lease or a reservation lasts
+    where the client does not say. `lease_ttl_s_max`, `reservation_ttl_s_max`: the longest that it
+    may ask for. `leases_max`, `reservations_max`: how many there are at a time.
+    """
 
     lease_ttl_s_default: Seconds = 60.0
     lease_ttl_s_max: Seconds = 3600.0
@@ -147,7 +154,7 @@ PolicyName = Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"]
 
 class EvictionConfig(_Settings):
     """`policy`: the algorithm that picks victims, by its module's name in `kvstore.eviction`.
-    `dram_policy`, `ssd_policy`: another one for that tier."""
+    `dram_policy`, `ssd_policy`: another one for that tier alone."""
 
     policy: PolicyName = "gittins"
     dram_policy: PolicyName | None = None
@@ -163,8 +170,9 @@ class WindowsConfig(_Settings):
     """The window pool: snapshots and hand-over records, in memory alone, for minutes.
 
     `budget_bytes`: hard limit of the memory they take, beside `dram.budget_bytes`; a tenth of that
-    where it is not set, no pool where it is 0. `payload_bytes_max`, `objects_max`: of one object,
-    and how many. `ttl_s_default`, `ttl_s_max`: what an object gets without and at most.
+    where it is not set, no pool where it is 0. `payload_bytes_max`: the largest object.
+    `objects_max`: how many there are at a time. `ttl_s_default`: how long an object stays where its
+    writer does not say. `ttl_s_max`: the longest that it may ask for.
     `candidates_max`: snapshots that one lookup tells of. `fill_s_max`: from the first byte of an
     object that comes in several messages to its last.
     """
@@ -181,15 +189,16 @@ class WindowsConfig(_Settings):
 class MigrationConfig(_Settings):
     """Queues and workers between the tiers.
 
+    `read_workers`: threads that read from SSD. `verify_workers`: threads that compute checksums.
     `write_back_bytes_max`: dirty bytes that wait or are being written; beyond it puts are refused
     room until the disk catches up. `write_batch_bytes_max`: frames made durable by one sync.
     `load_bytes_max`: bytes on their way from SSD into DRAM at a time, all calls together.
-    `read_ahead_bytes_max`: of those, begun for one lease before they are asked for, where its
-    blocks are read in their order; 0: none.
+    `read_ahead_bytes_max`: of `load_bytes_max`, what is begun for one lease before it is asked
+    for, where its blocks are read in their order; 0: none.
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
     `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while the
     policy's victims can go instead; less of it keeps more blocks and writes them more often.
-    `retry_s_min`, `retry_s_max`: back-off after a disk error. `cost_refresh_s`: what reading from
+    `retry_s_min`, `retry_s_max`: shortest and longest back-off after a disk error. `cost_refresh_s`: what reading from
     SSD costs is looked at again, by reading one block, where nobody has read for so long.
     """
 
@@ -209,6 +218,10 @@ class MigrationConfig(_Settings):
 class LimitsConfig(_Settings):
     """Bounds on one call and on what the store keeps in memory.
 
+    `keys_per_call_max`: keys or blocks that one call may name. `index_blocks_max`,
+    `namespaces_max`: blocks and namespaces that the store knows at a time. `waiters_max`: calls
+    that wait for blocks or hand-overs at a time. `wait_s_max`: the longest that one of them may
+    ask for. `ls_blocks_max`: blocks that one call lists.
     `read_bytes_max`: payload that one `read` may ask for. `room_wait_s_max`: how long a put or a
     read waits for room that write-back or another call is about to free. `disk_wait_s_max`: how
     long a call waits for the disk; a read misses then, a durable put fails. `drain_s_max`: how long
@@ -259,7 +272,8 @@ class DataPortConfig(_Settings):
     `listen`: as `server.listen`; `auto` is the same kind of address: the socket's path with
     `.data` behind it, or a free port. `off`: gRPC carries everything. `share`: readers on this host
     map the arena, and writers hand over theirs (unix sockets and the daemon's own user only).
-    `frame_bytes_max`: one frame either way, and a writer's staging area. `receive_bytes_max`: of
+    `frame_bytes_max`: one frame either way, and a writer's staging area. `connections_max`: at a
+    time. `bulk_workers`: threads that move block bytes. `receive_bytes_max`: of
     puts on their way in, all connections together. `handshake_s_max`: until a new connection has
     shown its token. `stall_s_max`: without progress in the middle of a frame. `idle_s_max`:
     between frames. `token_ttl_s`: how long a token of Hello opens connections.
@@ -283,6 +297,8 @@ class ServerConfig(_Settings):
     `listen`: `unix:///path` or `tcp://127.0.0.1:port`. `message_bytes_max`: one gRPC message either
     way. `deadline_s_default`: for calls that bring none. `deadline_s_max`: of any; a client that
     waits longer asks again. `drain_s_max`: how long a stopping daemon lets calls finish.
+    `calls_max`: calls at a time; more are turned away. `reflection`: whether gRPC clients may ask
+    which methods there are. `log_level`: the least grave message that is logged.
     `metrics_listen`: `host:port` for Prometheus, off when empty.
     """
 

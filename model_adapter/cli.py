@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstore.cli.version import VersionOption
 from model_adapter.commands.check_golden import check_golden
 from model_adapter.commands.estimate import estimate
 from model_adapter.commands.generate import generate
@@ -16,6 +17,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _any_command(version: VersionOption = False) -> None:
+    pass
+
+
 for command in (generate, serve, prefill, decode, make_checkpoint, check_golden, estimate):
     app.command()(command)
 

@@ -6,6 +6,7 @@ import typer
 
 from kvstore.bench.replay import replay
 from kvstore.cli import inspect, serve
+from kvstore.cli.version import VersionOption
 from kvstore.errors import KVStoreError
 
 EXIT_ERROR = 2
@@ -13,6 +14,13 @@ EXIT_INTERRUPTED = 130
 _SETTINGS = {"no_args_is_help": True, "pretty_exceptions_enable": False, "add_completion": False}
 
 app = typer.Typer(help="A tiered KV-cache store: serve it, look into it, check it.", **_SETTINGS)  # type: ignore[arg-type]
+
+
+@app.callback()
+def _any_command(version: VersionOption = False) -> None:
+    pass
+
+
 app.command("serve")(serve.serve)
 app.command("stat")(inspect.stat)
 app.command("ls")(inspect.ls)

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.config import DaemonConfig, build_config, load_toml
+from kvstore.cli.settings import as_toml, size_text
+from kvstore.cli.version import VersionOption
+from kvstore.config import DaemonConfig, SsdConfig, build_config, load_toml
 from kvstore.errors import ConfigError
 
+_DEFAULTS = DaemonConfig()
 TIERS = ("hbm", "dram", "ssd")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -56,12 +59,32 @@ def serve(
         Path | None, typer.Option("--dir", help="Where the SSD tier lives; without it, DRAM only.")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="unix:///path/of.sock or tcp://127.0.0.1:port.")
+        str | None,
+        typer.Option(
+            help="unix:///path/of.sock or tcp://127.0.0.1:port.",
+            show_default=_DEFAULTS.server.listen,
+        ),
     ] = None,
-    dram: Annotated[str | None, typer.Option(help="DRAM budget, for example 4GiB.")] = None,
-    ssd: Annotated[str | None, typer.Option(help="SSD budget, for example 100GiB.")] = None,
+    dram: Annotated[
+        str | None,
+        typer.Option(
+            help="DRAM budget, for example 4GiB.",
+            show_default=size_text(_DEFAULTS.dram.budget_bytes),
+        ),
+    ] = None,
+    ssd: Annotated[
+        str | None,
+        typer.Option(
+            help="SSD budget, for example 100GiB.",
+            show_default=size_text(SsdConfig().budget_bytes),
+        ),
+    ] = None,
     hbm: Annotated[
-        str | None, typer.Option(help="HBM budget per device, for example 8GiB.")
+        str | None,
+        typer.Option(
+            help="HBM budget per device, for example 8GiB.",
+            show_default=size_text(_DEFAULTS.hbm.budget_bytes),
+        ),
     ] = None,
     tiers: Annotated[
         str | None,
@@ -71,12 +94,25 @@ def serve(
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="host:port on loopback for Prometheus.")
+        str | None, typer.Option(help="host:port on loopback for Prometheus.", show_default="off")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help="debug, info, warning or error.", show_default=_DEFAULTS.server.log_level
+        ),
+    ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting, as key=value.")
+        list[str] | None,
+        typer.Option("--set", help="Any other setting of docs/settings.md, as key=value."),
     ] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config", help="Print all settings as TOML, which --config takes, and end."
+        ),
+    ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Run the daemon until SIGTERM or SIGINT."""
     flags = {
@@ -93,6 +129,9 @@ def serve(
     settings = load_settings(config, overrides)
     if tiers is not None:
         settings = load_settings(config, overrides | choose_tiers(settings, tiers))
+    if print_config:
+        print(as_toml(settings), end="")
+        return
     logging.basicConfig(level=settings.server.log_level.upper(), format=_LOG_FORMAT)
     from kvstore.server import daemon
 

@@ -41,7 +41,10 @@ def generate(
     image: Images = None,
     store: Annotated[
         str | None,
-        typer.Option(help="file:///dir, unix:///socket or dns:///host:port; none without."),
+        typer.Option(
+            envvar="KVSTORE_URL",
+            help="file:///dir, unix:///socket or dns:///host:port; none without.",
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
     mode: Annotated[Mode, typer.Option(help="What a prefill computes.")] = Mode.BOUNDED,

@@ -8,7 +8,9 @@ import typer
 from model_adapter.commands.generate import Device, Dtype, Images, Mode
 
 _Checkpoint = Annotated[Path, typer.Option(help="Checkpoint directory.")]
-_Store = Annotated[str, typer.Option(help="unix:///socket or dns:///host:port.")]
+_Store = Annotated[
+    str, typer.Option(envvar="KVSTORE_URL", help="unix:///socket or dns:///host:port.")
+]
 _RequestId = Annotated[str, typer.Option(help="Name that both nodes call the request by.")]
 _Speculate = Annotated[
     bool, typer.Option(help="Use the draft layers; the tokens are the same. On both nodes.")
@@ -37,7 +39,8 @@ def prefill(
     top_p: _TopP = 1.0,
     seed: _Seed = None,
     ttl_s: Annotated[
-        float | None, typer.Option(help="How long the hand-over stays; the store's default.")
+        float | None,
+        typer.Option(help="Seconds that the hand-over stays.", show_default="the store's"),
     ] = None,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Positions per prefill chunk.")] = 1024,
     speculate: _Speculate = False,

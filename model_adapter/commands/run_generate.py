@@ -20,12 +20,22 @@ from model_adapter.replay import Mode
 from model_adapter.session import (
     CachedSession,
     RequestReport,
+    SnapshotOutcome,
     StoreBlocks,
     namespace_of,
 )
 from model_adapter.tokenizer import decode_answer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+_SNAPSHOT_WORDS = {
+    SnapshotOutcome.OFF: "off",
+    SnapshotOutcome.HIT: "hit; went on at its exact token",
+    SnapshotOutcome.MISS: "none before the prompt's last token",
+    SnapshotOutcome.SHORTER: "passed over; a replay from the blocks computes less",
+    SnapshotOutcome.GONE: "gone since the lookup",
+    SnapshotOutcome.UNUSABLE: "unusable; the log says why",
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -50,7 +60,7 @@ def report_rows(r: RequestReport) -> dict[str, str]:
         "prompt": f"{r.prompt_tokens} tokens",
         "prefix": r.outcome.value,
         "hit": f"{r.hit_tokens} tokens ({r.tiers})",
-        "snapshot": r.snapshot.value,
+        "snapshot": _SNAPSHOT_WORDS[r.snapshot],
         "replayed": f"{r.replayed_tokens} tokens",
         "computed": f"{r.encoder_positions} encoder, {r.decoder_positions} decoder positions",
         "time to first token": f"{r.ttft_s:.3f} s, of which {r.fetch_s * 1e3:.1f} ms the store",

@@ -12,7 +12,10 @@ def serve(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
     store: Annotated[
         str | None,
-        typer.Option(help="file:///dir, unix:///socket or dns:///host:port; none without."),
+        typer.Option(
+            envvar="KVSTORE_URL",
+            help="file:///dir, unix:///socket or dns:///host:port; none without.",
+        ),
     ] = None,
     listen: Annotated[
         str, typer.Option(help="host:port; port 0 takes a free one.")

@@ -102,7 +102,8 @@ class Waiting:
             raise HandoverLost(
                 f"{what} of {self.request_id} did not come within {self._wait_s:g} s"
                 f"{self._error}: its prefill runs still, has died or never began, or it has "
-                "expired; run the prefill again and retry, or decode with --recompute"
+                "expired, or a decode has finished it (--keep leaves it); run the prefill again "
+                "and retry, or decode with --recompute"
             )
 
     def _left_s(self) -> float:

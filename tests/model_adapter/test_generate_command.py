@@ -71,7 +71,8 @@ def test_a_second_run_hits_what_the_first_left(ds41f, tmp_path, prompt_file):
     assert shown(warm, "fetched") == f"{hit * 106:,} B"
     assert runs[1][1] == runs[2][1] != ""
     # snapshots are in memory alone, and the first run's store is closed
-    assert [shown(r, "snapshot") for r in (cold, warm, again)] == ["miss", "miss", "off"]
+    none = "none before the prompt's last token"
+    assert [shown(r, "snapshot") for r in (cold, warm, again)] == [none, none, "off"]
     assert shown(warm, "snapshots") == "0 B fetched, 2 stored"
     assert shown(again, "stored") == "0 B in 0 blocks, 0 present"
 
@@ -162,3 +163,11 @@ def test_a_device_that_can_not_be_had_is_one_line(ds41f, monkeypatch, tmp_path, 
     assert err.startswith("ds41f: device 'cuda': torch sees no CUDA device here")
     assert err.count("\n") == 1
     assert not (tmp_path / "store").exists()
+
+
+def test_the_store_may_come_from_the_environment(ds41f, tmp_path, prompt_file, monkeypatch):
+    monkeypatch.setenv("KVSTORE_URL", f"file://{tmp_path / 'store'}")
+    arguments = ["generate", "--checkpoint", tiny.checkpoint(), "--prompt-file", prompt_file]
+    status, _, err = ds41f(*arguments, "--max-tokens", 1)
+    assert status == 0
+    assert shown(err, "prefix") == "miss"
