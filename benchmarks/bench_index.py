@@ -217,32 +217,25 @@ def child(directory: Path, blocks: int, rounds: int, life: int, spawned_s: float
         os._exit(0)
 
 
-def run_child(directory: Path, smoke: bool, life: int) -> dict[str, float]:
+def run_child(
+    directory: Path, smoke: bool, life: int, environment: dict[str, str]
+) -> dict[str, float]:
     """The results of one."""
     command = [sys.executable, "-m", "benchmarks.bench_index", "--child", str(directory)]
     command += ["--life", str(life), "--spawned", repr(time.monotonic())]
-    ran = subprocess.run(
-        command + ["--smoke"] * smoke,
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-        env=with_byte_code(directory),
-    )
+    command += ["--smoke"] * smoke
+    ran = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env=environment)
     results: dict[str, float] = json.loads(ran.stdout)
     return results
 
 
 def with_byte_code(directory: Path) -> dict[str, str]:
-    """An environment in which byte code is kept, beside the store of this run."""
-    env = {**os.environ, "PYTHONPYCACHEPREFIX": f"{directory}.pycache"}
+    """An environment in which there is byte code of all that a child imports, in `directory`."""
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(directory)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    return env
-
-
-def compile_once(directory: Path) -> None:
-    """Leave the byte code of all that a child imports."""
     imports = "import benchmarks.bench_index, kvstore.store.engine"
-    subprocess.run([sys.executable, "-c", imports], check=True, env=with_byte_code(directory))
+    subprocess.run([sys.executable, "-c", imports], check=True, env=env)
+    return env
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -261,9 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-index-") as folder:
         directory = Path(folder, "store")
         make_store(directory, blocks)
-        compile_once(directory)
-        results = run_child(directory, options.smoke, 1)
-        results |= run_child(directory, options.smoke, 2)
+        env = dict(os.environ) if options.smoke else with_byte_code(Path(folder, "pycache"))
+        results = run_child(directory, options.smoke, 1, env)
+        results |= run_child(directory, options.smoke, 2, env)
     print(f"{blocks} blocks")
     for name, value in results.items():
         target = f"   target {TARGETS[name]:g}" if name in TARGETS else ""
