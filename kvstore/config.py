@@ -70,10 +70,10 @@ class HbmConfig(_Settings):
     where there are some, else no tier; `simulated`, host memory behind a device's rules, for tests
     and demonstrations; `off`. `devices`: which, by index ("0,1"). `budget_bytes`: memory of each of
     them, taken once at start. `copy_bytes_max`: bytes on their way into HBM or out of it for
-    promotion and demotion at a time. `copy_s_max`: a copy that takes longer means that the device hangs, and the
-    tier is given up. `candidates_max`: blocks that wait to be copied in; more are passed over.
-    `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`: how much of
-    the pools readers on this host may keep from eviction with their leases.
+    promotion and demotion at a time. `copy_s_max`: a copy that takes longer means that the device
+    hangs, and the tier is given up. `candidates_max`: blocks that wait to be copied in; more are
+    passed over. `copy_workers`: threads that queue copies and wait for them. `held_fraction_max`:
+    how much of the pools readers on this host may keep from eviction with their leases.
     """
 
     device: Literal["auto", "cupy", "simulated", "off"] = "auto"
@@ -102,7 +102,8 @@ class SsdConfig(_Settings):
     `budget_bytes`: hard limit of real bytes on disk, segments and index together.
     `segment_bytes`: size of one segment file, the unit in which space comes back; one segment of
     the budget is kept for compaction. `free_floor_bytes`: free space of the file system that is
-    never used. `sync`: where it is off, nothing is durable and no acknowledgement claims it (tests only).
+    never used. `sync`: where it is off, nothing is durable and no acknowledgement claims it (tests
+    only).
     `direct_io`: `auto` uses O_DIRECT where the file system has it. `queue_depth_max`: reads that
     one worker (`migration.read_workers`) has under way at a time. `compression`: of
     frames. `compression_level`: zstd's. `index_map_bytes_max`: address
@@ -198,8 +199,9 @@ class MigrationConfig(_Settings):
     `bounce_bytes_max`: buffers outside the arena for reads that find it full of pinned blocks.
     `compaction_dead_fraction_min`: a segment with less of it dead is not rewritten while the
     policy's victims can go instead; less of it keeps more blocks and writes them more often.
-    `retry_s_min`, `retry_s_max`: shortest and longest back-off after a disk error. `cost_refresh_s`: what reading from
-    SSD costs is looked at again, by reading one block, where nobody has read for so long.
+    `retry_s_min`, `retry_s_max`: shortest and longest back-off after a disk error.
+    `cost_refresh_s`: what reading from SSD costs is looked at again, by reading one block, where
+    nobody has read for so long.
     """
 
     read_workers: Count = 4

@@ -1,10 +1,11 @@
 """`ds41f`: the adapter's command line. A command loads torch only when it runs."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
-from kvstore.cli.version import VersionOption
 from model_adapter.commands.check_golden import check_golden
 from model_adapter.commands.estimate import estimate
 from model_adapter.commands.generate import generate
@@ -19,8 +20,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ds41-kvstore {version('ds41-kvstore')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _any_command(version: VersionOption = False) -> None:
+def _any_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print it, and end."
+        ),
+    ] = False,
+) -> None:
     pass
 
 

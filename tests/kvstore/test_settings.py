@@ -1,4 +1,4 @@
-"""Settings on paper: the page is current and complete, and a printed configuration is taken back."""
+"""Settings on paper: the page is current and complete; a printed configuration is taken back."""
 
 import sys
 import tomllib
