@@ -5,7 +5,7 @@ import pytest
 import torch
 from cache_bytes import assert_same, cache_bytes
 from golden_model import DIRECTORY
-from simulated_cuda import CUDA, DeviceTensor, host_kernels, simulate
+from tensors_on_device import CUDA, DeviceTensor, host_kernels, simulate
 
 from kernels import gpu
 from model_adapter import attention, indexer, records

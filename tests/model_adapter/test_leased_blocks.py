@@ -9,7 +9,7 @@ import pytest
 import tiny_checkpoint as tiny
 import torch
 from cache_bytes import assert_same, cache_bytes
-from simulated_cuda import CUDA, DeviceTensor, host_kernels, simulate
+from tensors_on_device import CUDA, DeviceTensor, host_kernels, simulate
 from tiny_checkpoint import BLOCK_TOKENS
 
 from kvstore import BlockData, Outcome, Tier
