@@ -255,16 +255,17 @@ class LogTier(Protocol):
         ...
 
     def read(self, location: Location, into: memoryview) -> None:
-        """*worker*. `read_batch` of one; raises its `DiskError`. The bytes are NOT verified: the
+        """*worker*. `read_batch` of one; raises its error. The bytes are NOT verified: the
         caller runs `verify_frame` on them, naming the key."""
         ...
 
     def read_batch(
         self, items: Sequence[ReadItem], arrived: Callable[[int], None] | None = None
     ) -> list[Exception | None]:
-        """*worker*. Transfers, adjacent ones coalesced; per item None or its `DiskError` (EIO,
-        truncated file, segment gone). `arrived` is told the position of each item whose bytes are
-        there, on this thread, while others are still on their way; it MUST not raise."""
+        """*worker*. Transfers, adjacent ones coalesced; per item None, its `DiskError` (it may be
+        there another time), or `FrameTruncated` (file truncated or gone). `arrived` is told the
+        position of each item whose bytes are there, on this thread, while others are still on
+        their way; it MUST not raise."""
         ...
 
     def refresh(self) -> None:

@@ -28,7 +28,7 @@ from kvstore.errors import DiskError, Unavailable
 HERE = Path(__file__).parent
 DEADLINE_S = 20.0
 HANGS_S = 4.0
-DISK_WAIT_S = 0.7
+DISK_WAIT_S = 1.5
 SETTINGS = {
     **STORE_SETTINGS,
     "limits.disk_wait_s_max": DISK_WAIT_S,

@@ -1,11 +1,10 @@
 """The reading side of the log: frames into their memory, adjacent ones at once, many at a time."""
 
-import errno
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from kvstore.errors import DiskError
 from kvstore.tiers.base import Location, ReadItem
+from kvstore.tiers.frame import FrameTruncated
 from kvstore.tiers.ssd.aio import Transfer
 from kvstore.tiers.ssd.files import FileSystem, disk_error
 from kvstore.tiers.ssd.packed import unpack_frame
@@ -68,21 +67,26 @@ class LogReader:
                 handles[segment] = e
         return handles[segment]
 
-    def _error(self, location: Location, error: OSError) -> DiskError:
-        return disk_error("reading", self._segments.path(location.segment), error)
+    def _error(self, location: Location, error: OSError) -> Exception:
+        path = self._segments.path(location.segment)
+        if isinstance(error, FileNotFoundError):
+            # no later attempt finds it either, as it may what the disk refused to read
+            return FrameTruncated(f"{path} is gone")
+        return disk_error("reading", path, error)
 
     def _whole(
         self, at: Location, transfer: Transfer, result: int | OSError
-    ) -> list[DiskError | None]:
+    ) -> list[Exception | None]:
         """Per buffer of a transfer: None where all its bytes came."""
         if isinstance(result, OSError):
             return [self._error(at, result)] * len(transfer.buffers)
-        short = OSError(errno.EIO, f"the file ends at {at.offset + result}")
-        errors: list[DiskError | None] = []
+        path = self._segments.path(at.segment)
+        errors: list[Exception | None] = []
         end = 0
         for buffer in transfer.buffers:
             end += len(buffer)
-            errors.append(None if end <= result else self._error(at, short))
+            short = FrameTruncated(f"{path} ends at {at.offset + result}, the frame behind that")
+            errors.append(None if end <= result else short)
         return errors
 
 

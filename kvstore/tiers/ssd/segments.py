@@ -225,11 +225,13 @@ class SegmentFiles:
         self._paths[number] = path
 
     def drop(self, number: int) -> None:
-        """Delete a segment's file; whoever reads it now finishes. Nothing where it was not made."""
+        """Delete a segment's file; whoever reads it now finishes. Nothing where it was not made, or
+        somebody else has deleted it."""
         path = self._paths.get(number)
         if path is None:
             return
-        self._files.unlink(path)
+        if self._files.exists(path):
+            self._files.unlink(path)
         with self._lock:
             del self._paths[number]
             entry = self._open.pop(number, None)

@@ -208,10 +208,12 @@ class LogWriter:
             if len(writes[-1].data) < len(writes[-1].item.frame) and self._files.size(handle) < end:
                 # the place of a packed frame is whole, though no blocks lie behind it
                 self._files.truncate(handle, end)
-            if not self._sync:
-                return
             try:
-                self._files.fdatasync(handle)
+                if self._sync:
+                    self._files.fdatasync(handle)
+                # a file that was deleted takes bytes as long as it is open, and keeps none
+                if not self._files.exists(self._segments.path(segment)):
+                    raise FileNotFoundError(errno.ENOENT, "deleted while the store has it open")
             except OSError:
                 self._space.seal(segment)
                 raise
