@@ -218,7 +218,14 @@ class Driver:
         lane, r = self.core.lane, self.core.residency
         while lane is not None and not (lane.idle and not r.stranded) and not r.log_stalled:
             self.pump()
-            if not await self.changed(deadline):
+            if self._log_task is not None:
+                # not every job of the log changes anything
+                left_s = max(0.0, deadline - self.loop.time())
+                done, _ = await asyncio.wait((self._log_task,), timeout=left_s)
+                ended = bool(done)
+            else:
+                ended = await self.changed(deadline)
+            if not ended:
                 break
         self._stopped = True
         self._upkeep_timer.cancel()

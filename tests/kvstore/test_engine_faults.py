@@ -15,6 +15,7 @@ from tiny_blocks import NS, blocks_of, keys_of
 from kvstore.block import Durability, Outcome, PutOutcome, Tier
 from kvstore.errors import DiskError
 from kvstore.namespace import Layout
+from kvstore.store import Engine
 from kvstore.testing.blocks import TINY_LAYOUT, chain, tiny_namespace
 from kvstore.testing.disk import SimDisk, no_fault
 from kvstore.tiers.ssd import SsdTier
@@ -396,3 +397,29 @@ async def test_closing_does_not_wait_for_a_disk_that_fails():
 def _fail(what, op, path):
     if op == what:
         raise OSError(5, "Input/output error")
+
+
+@engine_test
+async def test_closing_ends_with_the_jobs_of_the_log_whatever_they_changed(tmp_path):
+    config = engine_config(tmp_path, **{"limits.drain_s_max": 600.0})
+    engine = await Engine.open(config)
+    ns = engine.open_namespace(NS)
+    await engine.put(ns, blocks_of(ns, range(4)), Durability.DURABLE)
+    refreshing, go_on = threading.Event(), threading.Event()
+    refresh = engine._ssd.refresh
+
+    def slow_refresh():
+        refreshing.set()
+        assert go_on.wait(60.0)
+        refresh()
+
+    engine._ssd.refresh = slow_refresh
+    # as after a batch that failed: the log looks around, and nothing comes of it
+    engine._core.lane._given_up = True
+    engine._driver.pump()
+    assert await asyncio.to_thread(refreshing.wait, 60.0)
+    closing = asyncio.ensure_future(engine.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    go_on.set()
+    await asyncio.wait_for(closing, 60.0)

@@ -270,9 +270,9 @@ class LogWriter:
         root, files = self._directory.path, self._files
 
         def look() -> None:
-            sizes = {
-                n: files.disk_bytes(self._segments.path(n)) for n in segments if n in self._segments
-            }
+            paths = {n: self._segments.path(n) for n in segments if n in self._segments}
+            # others may delete a file: then it takes no space
+            sizes = {n: files.disk_bytes(p) if files.exists(p) else 0 for n, p in paths.items()}
             if others:
                 other = files.disk_bytes(root, deep=False)
                 for name in files.listdir(root):
