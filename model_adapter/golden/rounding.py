@@ -13,7 +13,8 @@ import torch
 from model_adapter import records
 
 MIDPOINT_DISTANCE_MAX = 1e-5
-"""How far, of its own size, a value may lie from where its rounding turns."""
+"""How far a value may lie from where its rounding turns: of its own size, and between two runs of
+the largest value beside it."""
 
 
 def part_at_a_midpoint(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
@@ -26,9 +27,11 @@ def part_at_a_midpoint(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tens
         codes = [_rounded(v) for v in (a, b)]
         apart = codes[0] != codes[1]
         if apart.any():
+            # a sum's last bits are those of its largest terms, however small it is itself
+            scale = a.float().abs().amax(-1, keepdim=True).expand_as(a)[apart]
             midpoint = ((codes[0] + codes[1]) / 2)[apart]
             distance = (a.float()[apart] - midpoint).abs()
-            return bool((distance <= MIDPOINT_DISTANCE_MAX * midpoint.abs()).all())
+            return bool((distance <= MIDPOINT_DISTANCE_MAX * scale).all())
     return False
 
 

