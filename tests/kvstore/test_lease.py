@@ -97,6 +97,9 @@ def test_expiry_is_that_of_a_simple_model(steps):
             left = rights.renew(right_id, now, ttl_s)
             model[right_id] = max(model[right_id], now + min(ttl_s, 60.0))
             assert left == pytest.approx(model[right_id] - now)
+        elif what == "renew":
+            with pytest.raises(LeaseExpired):
+                rights.renew(right_id, now, ttl_s)
         elif what == "end":
             assert (rights.end(right_id) is not None) == (model.pop(right_id, None) is not None)
         elif what == "expire":
