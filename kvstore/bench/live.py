@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from kvstore.bench.sweep import maker
 from kvstore.bench.trace import Trace
 from kvstore.block import BlockData, BlockPut, Outcome, Tier
 from kvstore.client import Client, Lease, NamespaceHandle
-from kvstore.errors import InvalidRequest
+from kvstore.errors import DiskError, InvalidRequest
 from kvstore.namespace import DS41F_LAYOUT, Layout, Namespace
 from kvstore.prefix_hash import block_keys
 
@@ -149,6 +150,18 @@ class LiveRun:
             refused=self.puts["NO_SPACE"] + self.puts["PARENT_MISSING"],
             promoted=self.counters["promoted_blocks"],
         )
+
+
+def policy_of(client: Client, said: str = "") -> str:
+    """The policy by which blocks leave the store, that of its last tier; empty where an older
+    daemon does not tell. Raises `InvalidRequest` where `said` is another."""
+    policy = client.stat().tiers[-1].policy
+    if said and policy and said != policy:
+        raise InvalidRequest(
+            f"the store runs the policy {policy}, not {said}; leave --policy out, or give the "
+            "daemon another by eviction.policy"
+        )
+    return policy or said
 
 
 class _Player:
@@ -289,7 +302,9 @@ def _clean_up(client: Client, ns: NamespaceHandle) -> None:
     log = any(t.tier is Tier.SSD for t in client.stat().tiers)
     for _ in range(_LOOKS):
         if log:
-            client.flush()
+            # what the log refuses, or could not write, is at rest as well
+            with suppress(DiskError):
+                client.flush()
         client.evict(ns)
         if not client.ls(ns, limit=1):
             return

@@ -36,34 +36,46 @@ _ALL = (*CLASSICS, "gittins", OPTIMUM)
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="mooncake, ragpulse, lmcache, weka or generic")],
+    trace: Annotated[Path, typer.Argument(help="A file or folder, see above.")],
     policy: Annotated[
-        list[str] | None, typer.Option(help="a policy, 'optimum', or all by default; +hints")
+        list[str] | None,
+        typer.Option(
+            help="Such as lru, gittins+hints (told what comes next), optimum. Repeatable.",
+            show_default="all",
+        ),
     ] = None,
     capacity: Annotated[
-        list[float] | None, typer.Option(help="below 1: share of the unique blocks; else blocks")
+        list[float] | None,
+        typer.Option(
+            help="Below 1: share of the unique blocks; else blocks. Repeatable.",
+            show_default=", ".join(map(str, DEFAULT_SHARES)),
+        ),
     ] = None,
-    dram: Annotated[float, typer.Option(help="DRAM's share of the capacity", min=0, max=1)] = 0,
-    users: Annotated[int, typer.Option(help="weka: sessions at a time", min=1)] = 50,
-    think_max: Annotated[float, typer.Option(help="weka: cut idle seconds; 0: as recorded")] = 60,
+    dram: Annotated[float, typer.Option(help="DRAM's share of the capacity.", min=0, max=1)] = 0,
+    users: Annotated[int, typer.Option(help="weka: sessions at a time.", min=1)] = 50,
+    think_max: Annotated[
+        float, typer.Option(help="weka: longest idle seconds; 0: as recorded.")
+    ] = 60,
     one_offs: Annotated[
-        float, typer.Option(help="mix in unrepeated prompts: share", min=0, max=0.9)
+        float, typer.Option(help="Share of prompts, mixed in, that nobody repeats.", min=0, max=0.9)
     ] = 0,
-    seed: Annotated[int, typer.Option(help="of the sessions' order and the one-offs")] = 0,
-    cost: Annotated[Preset, typer.Option(help="whose prefill the times come from")] = (Preset.H100),
-    prefill: Annotated[float, typer.Option(help="measured prefill tokens/s instead")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    png: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
-    requests: Annotated[int, typer.Option(help="only the first so many; 0: all", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the sessions' order and the one-offs.")] = 0,
+    cost: Annotated[Preset, typer.Option(help="Whose prefill the times come from.")] = (
+        Preset.H100
+    ),
+    prefill: Annotated[float, typer.Option(help="Prefill tokens/s of your own; 0: --cost's.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
+    requests: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
     store: Annotated[
         str,
         typer.Option(
-            "--live", help="URL of a store: play with real bytes against it", metavar="URL"
+            "--live", help="URL of a store to play against, with real bytes.", metavar="URL"
         ),
     ] = "",
-    sessions: Annotated[int, typer.Option(help="live: requests at a time", min=1)] = 4,
+    sessions: Annotated[int, typer.Option(help="Live: requests at a time.", min=1)] = 4,
     speedup: Annotated[
-        float, typer.Option(help="live: times pass so much faster; 0: nobody waits", min=0)
+        float, typer.Option(help="Live: times pass so much faster; 0: nobody waits.", min=0)
     ] = 0,
 ) -> None:
     """Replay a request trace against eviction policies (no bytes, any capacity) or, with --live,
@@ -82,8 +94,8 @@ def replay(
               optional block_tokens (on the first line, default 128), session, prompt_tokens,
               answer_s, next (tool_call, user_turn or end_of_session)
 
-    With --live, --policy names the policy that the store runs, and the simulator then plays the
-    same requests at the capacity that the store turned out to have, for comparison.
+    With --live, the simulator plays the same requests too, under the store's policy and at the
+    capacity that the store turned out to have, for comparison.
     """
     if store and len(policy or ()) > 1:
         raise InvalidRequest(f"a store runs one policy, not {' and '.join(policy or ())}")
@@ -144,6 +156,7 @@ def _play(
         maker(policy, trace)
     task = bar.add_task(f"playing against {url}", total=1.0)
     with connect(url) as client:
+        policy = live.policy_of(client, policy)
         run = live.play(
             client,
             trace,

@@ -4,10 +4,13 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 
 from kvstore.bench.report import trace_figures
 from kvstore.bench.trace import Trace
+
+_WIDTH_MAX = 1000
 
 
 def curves_of(figures: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -16,6 +19,16 @@ def curves_of(figures: list[dict[str, Any]]) -> dict[str, list[tuple[float, floa
     for f in figures:
         curves.setdefault(f["policy"], []).append((f["capacity_share"], f["hit_rate"]))
     return curves
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table as wide as it must be: a cut number is a wrong one, however narrow the
+    terminal."""
+    options = console.options.update(max_width=_WIDTH_MAX)
+    before = console.width
+    console.width = max(before, Measurement.get(console, options, table).maximum)
+    console.print(table, crop=False, no_wrap=True)
+    console.width = before
 
 
 def show(trace: Trace, figures: list[dict[str, Any]]) -> None:
@@ -44,7 +57,7 @@ def show(trace: Trace, figures: list[dict[str, Any]]) -> None:
             *(f"{seconds.get(q, 0):.2f}" for q in ("p50", "p99")),
         )
     cold = figures[0]["ttft_without_cache_s"]
-    console.print(table)
+    print_whole(console, table)
     console.print(
         f"hit, miss: % of tokens; asked: % of requests that hit; seconds to first token by model "
         f"{figures[0]['cost_model']}; without a cache p50 "
@@ -62,9 +75,11 @@ def _count(n: int) -> str:
 def show_measured(measured: dict[str, Any]) -> None:
     """What a live run measured; `measured` of `live_figures`."""
     fetch, put, counters = measured["fetch_s"], measured["put_s"], measured["counters"]
+    n = measured["sessions"]
+    sessions = "1 session" if n == 1 else f"{n} sessions"
     pace = f"{measured['speedup']:g} times as fast" if measured["speedup"] else "without waiting"
     print(
-        f"{measured['seconds']:.1f} s, {measured['sessions']} sessions at a time, {pace}; at most "
+        f"{measured['seconds']:.1f} s, {sessions} at a time, {pace}; at most "
         f"{measured['late_s_max']:.2f} s late; {measured['wrong_blocks']} wrong blocks"
     )
     for what, took, rate in (
@@ -81,4 +96,12 @@ def show_measured(measured: dict[str, Any]) -> None:
         f"to first token with the fetch as measured: p50 {ttft['p50']:.2f}, p99 {ttft['p99']:.2f}"
     )
     print("puts: " + ", ".join(f"{n} {name.lower()}" for name, n in measured["puts"].items()))
+    if refused := counters.get("refused_ssd_blocks"):
+        print(
+            f"{refused} blocks kept out of an ssd full of blocks younger than ssd.lifetime_min_s, "
+            "which the simulator does not do; lower that, or evict what is not needed"
+        )
+    if declined := measured["puts"].get("NO_SPACE"):
+        behind = measured["puts"].get("PARENT_MISSING", 0)
+        print(f"{declined} blocks found no room, and {behind} came behind such ones")
     print("store: " + ", ".join(f"{n} {name}" for name, n in counters.items()))

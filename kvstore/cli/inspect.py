@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kvstore.block import Tier
-from kvstore.cli import output
+from kvstore.cli import named, output
 from kvstore.client import Client, connect
 from kvstore.client.url import parse_url
 from kvstore.config import ServerConfig
@@ -85,7 +85,7 @@ def stat(
     if json:
         output.print_json(output.stat_json(found))
     else:
-        output.print_stat(Console(), found)
+        output.print_stat(Console(), found, stopped=parse_url(store).scheme == "file")
 
 
 def ls(
@@ -98,7 +98,11 @@ def ls(
     json: JsonOption = False,
     deadline_s: DeadlineOption = DEADLINE_S_DEFAULT,
 ) -> None:
-    """Blocks: key, depth, tiers, bytes, pins, age."""
+    """Blocks: key, depth, tiers, bytes, pins, age.
+
+    pins: leases and calls that hold the block; while there are any it does not leave. dirty: not
+    on ssd yet, or not any more where the store has an ssd tier.
+    """
     namespace_id, start = _hex(namespace, "namespace"), _hex(after, "key")
     with _store(store, deadline_s) as client:
         blocks = client.ls(namespace_id, limit, start)
@@ -134,21 +138,50 @@ def evict(
     store: StoreOption = STORE_DEFAULT,
     namespace: NamespaceOption = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="Only this block (64 hex digits); repeatable.")
+        list[str] | None,
+        typer.Option(help="Only this block (64 hex digits, or enough of the first); repeatable."),
     ] = None,
+    with_children: Annotated[
+        bool, typer.Option("--with-children", help="And the blocks that lie behind each --key.")
+    ] = False,
     tier: Annotated[str | None, typer.Option(help="Only from this tier: hbm, dram or ssd.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Confirm that no namespace and no key is meant.")
+        bool, typer.Option("--all", help="From every namespace; needed without --namespace, --key.")
     ] = False,
     deadline_s: DeadlineOption = DEADLINE_S_DEFAULT,
 ) -> None:
-    """Drop blocks, leaf first. Those in use, under a lease or on their way to SSD stay."""
+    """Drop blocks, leaf first. Those in use, under a lease or on their way to SSD stay.
+
+    Exit code 1 where a --key is given and nothing went.
+    """
     namespace_id = _hex(namespace, "namespace")
-    keys = [_hex(text, "key") for text in key or ()]
     only = _tier(tier)
-    if namespace_id is None and not everything:
-        raise InvalidRequest("name a --namespace, or say --all to evict from every one")
+    for text in key or ():
+        named.check_prefix(text)
+    if namespace_id is None and not key and not everything:
+        raise InvalidRequest("name a --namespace or a --key, or say --all to evict from every one")
+    if with_children and not key:
+        raise InvalidRequest("--with-children needs the --key whose children are meant")
     with _store(store, deadline_s) as client:
-        gone = client.evict(namespace_id, [k for k in keys if k] or None, only)
+        if key:
+            blocks = named.find(client, key, namespace_id)
+            behind = named.behind(client, blocks)
+            chosen = blocks | behind if with_children else blocks
+            gone = sum(
+                client.evict(where, [k for k, w in chosen.items() if w == where], only)
+                for where in set(chosen.values())
+            )
+        else:
+            gone = client.evict(namespace_id, None, only)
         left = client.stat().blocks
-    print(f"{gone} blocks evicted, {left} left in the store")
+    print(f"{output.counted(gone, 'block')} evicted, {left:,} left in the store")
+    if key and not gone:
+        print(_why_kept(blocks, len(behind), with_children), file=sys.stderr)
+        sys.exit(EXIT_WRONG)
+
+
+def _why_kept(blocks: dict[bytes, bytes], behind: int, with_children: bool) -> str:
+    if not behind or with_children:
+        return "they are not on that tier, in use, or have no copy elsewhere"
+    what = f"{next(iter(blocks)).hex()} has" if len(blocks) == 1 else "these have"
+    return f"{what} {output.counted(behind, 'block')} behind; they go first: add --with-children"

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvstore.bench.show import print_whole
 from kvstore.block import PutOutcome, Tier, TierCost
 from kvstore.store.types import BlockInfo, Stat, TierStat, VerifyReport
 
@@ -118,21 +119,45 @@ def _cost(cost: TierCost) -> str:
     return f"{cost.bytes_per_s / 1e9:.2f} GB/s + {cost.latency_s * 1e6:.0f} µs{said}"
 
 
-def _print_tiers(console: Console, stat: Stat) -> None:
+def counted(n: int, what: str) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def _print_tiers(console: Console, stat: Stat, stopped: bool) -> None:
     table = _table("tier", "blocks", "payload", "used", "budget", "full", "read", "state")
     for t in stat.tiers:
-        bounded = 0 < t.budget_bytes < UNBOUNDED_BYTES
+        bounded = 0 < t.budget_bytes < UNBOUNDED_BYTES and not stopped
         table.add_row(
             tier_name(t.tier),
             f"{t.objects:,}",
             human_bytes(t.payload_bytes),
             human_bytes(t.used_bytes),
-            human_bytes(t.budget_bytes) if bounded else "no limit",
-            f"{100 * t.used_bytes / t.budget_bytes:.1f} %" if bounded else "-",
+            human_bytes(t.budget_bytes) if bounded else "–",
+            f"{100 * t.used_bytes / t.budget_bytes:.1f} %" if bounded else "–",
             _cost(t.cost),
-            "accepting" if t.accepting else "refusing",
+            "–" if stopped else "accepting" if t.accepting else "refusing",
         )
-    console.print(table)
+    print_whole(console, table)
+    for t in stat.tiers:
+        if not t.accepting:
+            why = t.refuses_why or "the daemon's log says why"
+            console.print(f"{tier_name(t.tier)} refuses new blocks: {why}")
+        if t.tier is Tier.SSD and t.live_bytes:
+            _print_log(console, t, stopped)
+
+
+def _print_log(console: Console, t: TierStat, stopped: bool) -> None:
+    rest = human_bytes(max(0, t.used_bytes - t.live_bytes))
+    console.print(
+        f"ssd: {human_bytes(t.live_bytes)} in use by blocks; {rest} index, segments begun, and "
+        "dead frames, reclaimed when room is needed"
+    )
+    if not stopped:
+        console.print(
+            "ssd: of the budget, two segments (ssd.segment_bytes) are kept for compaction and for "
+            "writing: less than 100 % is full"
+        )
 
 
 def _print_lookups(console: Console, stat: Stat) -> None:
@@ -145,9 +170,10 @@ def _print_lookups(console: Console, stat: Stat) -> None:
     console.print(table)
 
 
-def print_stat(console: Console, stat: Stat) -> None:
-    """Tiers, lookups, puts, the rest, and what went wrong."""
-    _print_tiers(console, stat)
+def print_stat(console: Console, stat: Stat, stopped: bool = False) -> None:
+    """Tiers, lookups, puts, the rest, and what went wrong. `stopped`: of a store that only this
+    process has open, whose budgets and devices say nothing of the daemon's."""
+    _print_tiers(console, stat, stopped)
     console.print()
     _print_lookups(console, stat)
     console.print()
@@ -156,10 +182,11 @@ def print_stat(console: Console, stat: Stat) -> None:
         puts.add_row(name.replace("_", " "), f"{stat.puts[name]:,}")
     console.print(puts)
     console.print(
-        f"\n{stat.blocks:,} blocks in {stat.namespaces:,} namespaces; "
-        f"{stat.leases:,} leases pin {stat.pinned_blocks:,} blocks; "
-        f"{stat.reservations:,} reservations; "
-        f"{stat.dirty_blocks:,} blocks not on ssd yet ({human_bytes(stat.write_back_bytes)})"
+        f"\n{counted(stat.blocks, 'block')} in {counted(stat.namespaces, 'namespace')}; "
+        f"{counted(stat.leases, 'lease')} and calls pin {counted(stat.pinned_blocks, 'block')}; "
+        f"{counted(stat.reservations, 'reservation')}; "
+        f"{counted(stat.dirty_blocks, 'block')} not on ssd yet "
+        f"({human_bytes(stat.write_back_bytes)})"
     )
     _print_windows(console, stat)
     if (amplification := stat.write_amplification) is not None:
@@ -171,7 +198,7 @@ def print_stat(console: Console, stat: Stat) -> None:
         console.print(f"the youngest block that left the ssd for room was {age} old")
     if refused := stat.counters.get("refused_ssd_blocks"):
         console.print(f"{refused:,} blocks kept out of an ssd full of blocks too young to go")
-    for note in stat.notes:
+    for note in () if stopped else stat.notes:
         console.print(note, soft_wrap=True)
     wrong = {k: n for k, n in stat.counters.items() if n and k.startswith(("corrupt", "disk_"))}
     for name, n in wrong.items():
@@ -203,7 +230,7 @@ def print_ls(console: Console, blocks: Sequence[BlockInfo], limit: int) -> None:
             "yes" if b.dirty else "no",
             f"{b.age_s:.0f} s",
         )
-    console.print(table, soft_wrap=True)
+    print_whole(console, table)
     if len(blocks) == limit:
         console.print(f"perhaps more; go on with --after {blocks[-1].key.hex()}", soft_wrap=True)
 

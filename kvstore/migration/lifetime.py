@@ -60,6 +60,10 @@ class Lifetime:
         """Whether there are blocks on SSD that nothing but their age keeps."""
         return self._min_s > 0 and self._leaves(wall_s)[1] > 0
 
+    def old(self, wall_s: float) -> bool:
+        """Whether a block on SSD may leave for room: old enough, a leaf, and held by nobody."""
+        return self._leaves(wall_s)[0] > 0
+
     def _leaves(self, wall_s: float) -> tuple[int, int]:
         """Leaves on SSD that nobody holds: how many are old enough to go, how many are not."""
         index = self._residency.index

@@ -103,6 +103,7 @@ class LogLane:
         self._append_failed = False
         self._backoff_s = 0.0
         self._retry_at_s = self._room_at_s = 0.0
+        self._stuck_live_bytes = 0
 
     @property
     def busy(self) -> bool:
@@ -113,6 +114,10 @@ class LogLane:
     def degraded(self) -> bool:
         """Whether the disk failed the last job; the next is tried after a while."""
         return self._residency.log_degraded
+
+    def room_since(self) -> bool:
+        """Whether something left the log since nothing could be written for want of room."""
+        return self._ssd.live_bytes < self._stuck_live_bytes
 
     @property
     def idle(self) -> bool:
@@ -235,6 +240,7 @@ class LogLane:
             why = "all is younger than ssd.lifetime_min_s" if refuses else "all is in use"
             _log.warning("nothing on ssd may go (%s): new blocks stay in dram, which sheds", why)
         r.log_refuses = refuses
+        self._stuck_live_bytes = self._ssd.live_bytes
         if refuses:
             r.refuse_dirty()
         r.changes += 1

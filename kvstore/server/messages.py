@@ -203,7 +203,16 @@ _STAT_NUMBERS = (
 )
 _STAT_MAPS = ("lookup_blocks", "puts", "counters")
 _WINDOWS_NUMBERS = ("objects", "payload_bytes", "used_bytes", "budget_bytes")
-_TIER_NUMBERS = ("objects", "payload_bytes", "used_bytes", "budget_bytes", "accepting")
+_TIER_FIELDS = (
+    "objects",
+    "payload_bytes",
+    "used_bytes",
+    "budget_bytes",
+    "accepting",
+    "live_bytes",
+    "policy",
+    "refuses_why",
+)
 
 
 def stat_to_pb(stat: Stat) -> Any:
@@ -212,7 +221,7 @@ def stat_to_pb(stat: Stat) -> Any:
         pb.TierStat(
             tier=int(t.tier),
             cost=_cost_to_pb(t.tier, t.cost),
-            **{name: getattr(t, name) for name in _TIER_NUMBERS},
+            **{name: getattr(t, name) for name in _TIER_FIELDS},
         )
         for t in stat.tiers
     ]
@@ -233,7 +242,7 @@ def stat_from_pb(m: Any) -> Stat:
         TierStat(
             tier=Tier(t.tier),
             cost=_cost_from_pb(t.cost),
-            **{name: getattr(t, name) for name in _TIER_NUMBERS},
+            **{name: getattr(t, name) for name in _TIER_FIELDS},
         )
         for t in m.tiers
     )

@@ -17,11 +17,11 @@ _LOOKUPS = ("hit_hbm", "hit_dram", "hit_ssd", "pending", "miss")
 _UNMEASURED = TierCost(0.0, float("inf"), measured=False)
 
 
-def stat(core: Core, notes: Sequence[str] = ()) -> Stat:
-    """The store now. `notes`: what people should know of its tiers."""
+def stat(core: Core, wall_s: float, notes: Sequence[str] = ()) -> Stat:
+    """The store at `wall_s`. `notes`: what people should know of its tiers."""
     r, index, counts = core.residency, core.index, core.metrics.counts
     return Stat(
-        tiers=tuple(_tiers(core)),
+        tiers=tuple(_tiers(core, wall_s)),
         blocks=int((index.view("state") == READY).sum()),
         namespaces=len(core.namespaces),
         leases=len(core.leases),
@@ -43,18 +43,28 @@ def _windows(pool: WindowPool) -> WindowsStat:
     return WindowsStat(len(pool), pool.payload_bytes, arena.used_bytes, arena.budget_bytes)
 
 
-def _tiers(core: Core) -> Iterator[TierStat]:
+def _tiers(core: Core, wall_s: float) -> Iterator[TierStat]:
     r = core.residency
     if r.hbm is not None and core.hbm_lane is not None:
-        yield _tier(core, Tier.HBM, r.hbm, len(r.hbm_policy), not core.hbm_lane.degraded)
-    yield _tier(core, Tier.DRAM, r.dram, len(r.dram_policy), True)
+        why = "its device failed" if core.hbm_lane.degraded else ""
+        yield _tier(core, Tier.HBM, r.hbm, len(r.hbm_policy), r.hbm.used_bytes, why)
+    yield _tier(core, Tier.DRAM, r.dram, len(r.dram_policy), r.dram.used_bytes, "")
     if r.ssd is not None:
-        accepting = core.lane is not None and not core.lane.degraded and not r.log_refuses
-        yield _tier(core, Tier.SSD, r.ssd, len(r.ssd_policy), accepting)
+        why = _ssd_refuses_why(core, wall_s)
+        yield _tier(core, Tier.SSD, r.ssd, len(r.ssd_policy), r.ssd.live_bytes, why)
+
+
+def _ssd_refuses_why(core: Core, wall_s: float) -> str:
+    if core.lane is None or core.lane.degraded:
+        return "the disk failed, and is tried again after a while"
+    # what a put found may be past: blocks left since, or grew old enough to go
+    if core.residency.log_refuses and not core.lane.room_since() and not core.lifetime.old(wall_s):
+        return "all is younger than ssd.lifetime_min_s"
+    return ""
 
 
 def _tier(
-    core: Core, tier: Tier, place: PoolTier | LogTier, objects: int, accepting: bool
+    core: Core, tier: Tier, place: PoolTier | LogTier, objects: int, live_bytes: int, why: str
 ) -> TierStat:
     payload = np.array([*core.namespaces.payload_bytes(), 0], np.int64)
     numbers = core.index.view("namespace")[core.index.rows_on(tier)]
@@ -64,8 +74,11 @@ def _tier(
         payload_bytes=int(np.bincount(numbers, minlength=len(payload)) @ payload),
         used_bytes=place.used_bytes,
         budget_bytes=place.budget_bytes,
-        accepting=accepting,
+        accepting=not why,
         cost=core.costs.get(tier, _UNMEASURED),
+        live_bytes=live_bytes,
+        policy=core.config.eviction.policy_of(tier),
+        refuses_why=why,
     )
 
 

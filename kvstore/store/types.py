@@ -179,7 +179,9 @@ class TierStat:
     `objects`, `payload_bytes`: READY blocks and their section bytes. `used_bytes`: what they really
     take (arena pages; for SSD `st_blocks` of segments and index). `accepting`: False while errors
     or a full SSD's guaranteed lifetime keep new blocks out. `cost`: moving estimate of a read, as
-    far as one was made.
+    far as one was made. `live_bytes`: of `used_bytes`, what frames of blocks take; on SSD the rest
+    is the index, and dead frames until their segments are needed. `policy`: name of the one that
+    picks victims. `refuses_why`: for people; empty while it is accepting.
     """
 
     tier: Tier
@@ -189,6 +191,9 @@ class TierStat:
     budget_bytes: int
     accepting: bool
     cost: TierCost
+    live_bytes: int = 0
+    policy: str = ""
+    refuses_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class UpkeepCalls:
     def stat(self) -> Stat:
         """Tiers, counters and what is held, now."""
         self._driver.enter()
-        return inspect.stat(self._core, self._notes)
+        return inspect.stat(self._core, self._driver.clock.wall_s(), self._notes)
 
     def ls(
         self,

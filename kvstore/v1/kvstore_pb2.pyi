@@ -511,7 +511,7 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("tier", "objects", "payload_bytes", "used_bytes", "budget_bytes", "accepting", "cost")
+    __slots__ = ("tier", "objects", "payload_bytes", "used_bytes", "budget_bytes", "accepting", "cost", "live_bytes", "policy", "refuses_why")
     TIER_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +519,9 @@ class TierStat(_message.Message):
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTING_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_WHY_FIELD_NUMBER: _ClassVar[int]
     tier: int
     objects: int
     payload_bytes: int
@@ -526,7 +529,10 @@ class TierStat(_message.Message):
     budget_bytes: int
     accepting: bool
     cost: TierCost
-    def __init__(self, tier: _Optional[int] = ..., objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., accepting: _Optional[bool] = ..., cost: _Optional[_Union[TierCost, _Mapping]] = ...) -> None: ...
+    live_bytes: int
+    policy: str
+    refuses_why: str
+    def __init__(self, tier: _Optional[int] = ..., objects: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., accepting: _Optional[bool] = ..., cost: _Optional[_Union[TierCost, _Mapping]] = ..., live_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., refuses_why: _Optional[str] = ...) -> None: ...
 
 class StatReply(_message.Message):
     __slots__ = ("tiers", "blocks", "namespaces", "leases", "reservations", "pinned_blocks", "dirty_blocks", "write_back_bytes", "lookup_blocks", "puts", "counters", "evicted_ssd_age_s_min", "windows", "notes")

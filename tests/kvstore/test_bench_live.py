@@ -184,6 +184,58 @@ def test_the_command_plays_and_compares(dram_daemon, tmp_path):
     assert (tmp_path / "pictures" / "ttft.png").exists()
 
 
+def test_the_store_says_what_policy_it_runs(dram_daemon, tmp_path):
+    path = generic(tmp_path / "trace.jsonl", sessions_trace(1))
+    how = (path, "--live", dram_daemon.url, "--requests", "30", "--sessions", "1")
+    report = json.loads(run_command(*how, "--json").stdout)
+    assert [r["policy"] for r in report["replays"]] == ["lru, live", "lru, simulated"]
+    other = run_command(*how, "--policy", "sieve").exception
+    assert isinstance(other, InvalidRequest)
+    assert "the store runs the policy lru, not sieve" in str(other)
+    assert "1 session at a time" in run_command(*how).stdout
+
+
+@pytest.fixture
+def refusing_daemon(tmp_path):
+    """Its SSD holds a few blocks, none of which may go."""
+    settings = {
+        "dram.budget_bytes": 48 * SLOT_BYTES,
+        "ssd.budget_bytes": "1MiB",
+        "ssd.segment_bytes": 16 * SLOT_BYTES,
+        "ssd.free_floor_bytes": 0,
+        "eviction.policy": "lru",
+    }
+    daemon = Daemon(f"unix://{tmp_path / 'd.sock'}", tmp_path / "store", settings).start()
+    yield daemon
+    daemon.kill()
+
+
+def left_in(daemon):
+    with kvstore.connect(daemon.url, deadline_s=30.0) as client:
+        return client.stat().blocks
+
+
+def test_a_store_that_refuses_blocks_is_reported_and_left_empty(refusing_daemon, tmp_path):
+    path = generic(tmp_path / "trace.jsonl", sessions_trace(1))
+    result = run_command(path, "--live", refusing_daemon.url, "--requests", "90")
+    assert result.exit_code == 0, result.output
+    assert "kept out of an ssd full of blocks younger than ssd.lifetime_min_s" in result.stdout
+    assert "lru, live" in result.stdout
+    assert left_in(refusing_daemon) == 0
+
+
+def test_an_interrupted_run_takes_its_blocks_out(refusing_daemon, tmp_path):
+    def stop(share):
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    with kvstore.connect(refusing_daemon.url, deadline_s=30.0) as client:
+        with pytest.raises(KeyboardInterrupt):
+            live.play(client, sessions_trace(1), 2, progress=stop)
+        assert client.stat().counters["put_stored_blocks"] > 0
+    assert left_in(refusing_daemon) == 0
+
+
 def test_other_bytes_than_were_put_fail_the_command(dram_daemon, tmp_path, monkeypatch):
     monkeypatch.setattr(Contents, "same", lambda self, block, sections: block != 2)
     path = generic(tmp_path / "trace.jsonl", sessions_trace(1))

@@ -65,6 +65,16 @@ def test_a_table_for_people():
     assert "h100" in printed
 
 
+def test_a_narrow_terminal_cuts_no_number():
+    result = CliRunner().invoke(
+        app,
+        ["bench", "replay", str(TRACES / "mooncake.jsonl"), "--dram", "0.2"],
+        env={"COLUMNS": "40"},
+    )
+    assert result.exit_code == 0
+    assert "…" not in result.stdout
+
+
 def test_one_offs_and_faster_prefill_show():
     plain = json.loads(run(WEKA, "--policy", "lru", "--json", "--capacity", "0.5"))
     scanned = json.loads(

@@ -5,15 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 from daemons import ROOT, SMALL, STORE_SETTINGS, Daemon, chain, fresh_namespace, keys_of
 
-from kvstore import Durability, NamespaceHandle, connect
+from kvstore import Client, Durability, NamespaceHandle, connect
 from kvstore.block import Tier
 from kvstore.cli import main, serve_main
+from kvstore.cli.named import find
 from kvstore.cli.output import human_bytes, shares_percent, tier_name
+from kvstore.errors import InvalidRequest
 
 BLOCKS = 6
 
@@ -85,7 +88,7 @@ def test_stat_shows_tiers_and_shares_that_sum_to_100(
         client.wait_handover(ns, "request", 0.0)
     ran = kvstore("stat", "--store", url)
     assert ran.code == 0
-    for text in ("dram", "ssd", "hit on ssd", "100.0 %", "64.00 MiB", "6 blocks in 1 namespaces"):
+    for text in ("dram", "ssd", "hit on ssd", "100.0 %", "64.00 MiB", "6 blocks in 1 namespace;"):
         assert text in ran.out
     assert "1 window snapshots and hand-over records take 8.00 KiB of" in ran.out
     assert "1 hits, 0 misses, 0 expired, 0 evicted, 0 refused" in " ".join(ran.out.split())
@@ -170,7 +173,7 @@ def test_evict_takes_a_key_a_namespace_or_all(
     where = ("--store", url, "--namespace", ns.id.hex())
     assert (
         kvstore("evict", *where, "--key", keys[-1].hex()).out
-        == "1 blocks evicted, 5 left in the store\n"
+        == "1 block evicted, 5 left in the store\n"
     )
     refused = kvstore("evict", "--store", url)
     assert (refused.code, "--all" in refused.err) == (2, True)
@@ -178,6 +181,71 @@ def test_evict_takes_a_key_a_namespace_or_all(
     kvstore("evict", "--store", url, "--all")
     stat = json.loads(kvstore("stat", "--store", url, "--json").out)
     assert stat["blocks"] == 0
+
+
+def test_evict_takes_the_first_digits_of_a_key_and_what_is_behind_it(
+    kvstore: Callable[..., Ran], served: tuple[str, NamespaceHandle, list[bytes]]
+) -> None:
+    url, _ns, keys = served
+    evict = ("evict", "--store", url)
+    digits = keys[2].hex()[:20]
+    kept = kvstore(*evict, "--key", digits)
+    assert kept.code == 1
+    assert kept.out == "0 blocks evicted, 6 left in the store\n"
+    assert f"{keys[2].hex()} has 3 blocks behind; they go first: add --with-children" in kept.err
+    gone = kvstore(*evict, "--key", digits.upper(), "--with-children")
+    assert (gone.code, gone.out) == (0, "4 blocks evicted, 2 left in the store\n")
+    for text, says in (
+        (digits, f"no block's key begins with {digits}"),
+        ("key", "'key' is not 64 hex digits, nor the first of them"),
+        ("", "'' is not 64 hex digits"),
+        (64 * "0", "no block's key begins with 000"),
+        (65 * "0", "is not 64 hex digits"),
+    ):
+        wrong = kvstore(*evict, "--key", text)
+        assert (wrong.code, says in wrong.err) == (2, True), text
+    kept = kvstore(*evict, "--key", keys[1].hex(), "--tier", "dram")
+    assert (kept.code, "they are not on that tier" in kept.err) == (1, True)
+
+
+def test_digits_that_begin_several_keys_name_them() -> None:
+    keys = [b"\x12" + bytes([n]) + bytes(30) for n in range(7)]
+
+    class Listing:
+        def ls(self, namespace_id: object, limit: int, after: object) -> list[SimpleNamespace]:
+            return [] if after else [SimpleNamespace(key=key, namespace_id=b"n") for key in keys]
+
+    client = cast(Client, Listing())
+    assert find(client, ["1203"], None) == {keys[3]: b"n"}
+    with pytest.raises(InvalidRequest, match=r"7 blocks' keys begin with 12: 1200.*, 1204.* …"):
+        find(client, ["12"], None)
+
+
+def test_a_stopped_store_says_nothing_of_budgets_and_devices(
+    kvstore: Callable[..., Ran], directory: tuple[str, NamespaceHandle, list[bytes]]
+) -> None:
+    shown = kvstore("stat", "--store", directory[0]).out
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert rows["dram"].count("–") == rows["ssd"].count("–") == 3
+    assert "hbm: " not in shown
+    assert "dead frames, reclaimed when room is needed" in shown
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_terminal_loses_no_digit(
+    kvstore: Callable[..., Ran],
+    served: tuple[str, NamespaceHandle, list[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = kvstore("stat", "--store", served[0]).out
+    assert "…" not in shown
+    head, dram, ssd = shown.splitlines()[:3]
+    assert head.split()[-1] == "state"
+    assert dram.endswith("accepting")
+    assert ssd.endswith("accepting")
+    assert served[2][0].hex() in kvstore("ls", "--store", served[0]).out
 
 
 def test_the_store_may_come_from_the_environment(

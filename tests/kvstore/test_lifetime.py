@@ -14,6 +14,7 @@ from kvstore.block import Durability, PutOutcome, Tier
 from kvstore.clock import SteadyClock
 from kvstore.config import SsdConfig
 from kvstore.errors import DiskError
+from kvstore.store import inspect
 from kvstore.testing.blocks import chain as chain_of
 from kvstore.testing.blocks import tiny_namespace
 from kvstore.testing.clock import ManualClock, run_simulated
@@ -145,6 +146,26 @@ def test_a_request_to_evict_is_obeyed_and_makes_room():
     assert store.core.residency.log_refuses is False
     assert store.metrics.counts["refused_ssd_blocks"] == 1
     assert store.core.lifetime.evicted_age_s_min is None
+
+
+def ssd_of(store: HandDrivenStore):
+    return inspect.stat(store.core, store.clock.wall_s()).tiers[-1]
+
+
+@pytest.mark.parametrize("how", ["all", "some", "time"])
+def test_stat_says_why_the_ssd_refuses_and_until_when(how):
+    store, ns = tight()
+    assert ssd_of(store).accepting
+    keys = fill(store, ns)
+    refusing = ssd_of(store)
+    assert not refusing.accepting
+    assert refusing.refuses_why == "all is younger than ssd.lifetime_min_s"
+    if how == "time":
+        store.clock.advance(LIFE_S)
+    else:
+        store.core.evict(ns, None if how == "all" else keys[:9], None)
+    assert ssd_of(store).accepting
+    assert ssd_of(store).refuses_why == ""
 
 
 def test_the_index_limit_does_not_cost_young_blocks_their_place():

@@ -42,7 +42,7 @@ MATCH = Match(
     ),
 )
 STAT = Stat(
-    tiers=(TierStat(Tier.SSD, 1, 2, 3, 4, False, TierCost(0.5, 6.0)),),
+    tiers=(TierStat(Tier.SSD, 1, 2, 3, 4, False, TierCost(0.5, 6.0), 7, "lru", "because"),),
     blocks=7,
     namespaces=8,
     leases=9,
