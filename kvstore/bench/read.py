@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.bench.fields import Fields
 from kvstore.bench.trace import Request, Trace, build
 from kvstore.bench.weka import Users, read_weka
 from kvstore.errors import InvalidRequest
@@ -31,6 +32,7 @@ Progress = Callable[[float], None]
 _PSEUDO_TOKEN_BYTES = 4
 _MOONCAKE_BLOCK_TOKENS = 512
 _SMALL_BLOCK_TOKENS = 128
+_TOKEN_ID_MAX = (1 << 32) - 1
 _RAG_PARTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 _RAG_TABLES = {
     "1_sys_prompt.jsonl": "sys_prompt_id",
@@ -62,7 +64,8 @@ def read(path: Path, users: Users | None = None, progress: Progress = lambda sha
     if "input" in first:
         return build(path.stem, _SMALL_BLOCK_TOKENS, _lmcache([path]))
     if "time_s" in first:
-        block_tokens = int(first.get("block_tokens", _SMALL_BLOCK_TOKENS))
+        head = Fields(f"{path}, its first line", first)
+        block_tokens = head.tokens("block_tokens", _SMALL_BLOCK_TOKENS, least=1)
         return build(path.stem, block_tokens, _generic(path, block_tokens))
     raise InvalidRequest(
         f"{path} is in no known format: its first line has the fields {sorted(first)}; "
@@ -90,27 +93,25 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, entry
 
 
-def _field(path: Path, line: int, entry: dict[str, Any], name: str) -> Any:
-    try:
-        return entry[name]
-    except KeyError:
-        raise InvalidRequest(f"{path}, line {line} has no field {name!r}") from None
+def _entries(path: Path) -> Iterator[Fields]:
+    for number, entry in _lines(path):
+        yield Fields(f"{path}, line {number}", entry)
 
 
 def _mooncake(path: Path) -> Iterator[Request]:
-    for line, entry in _lines(path):
+    for entry in _entries(path):
         yield Request(
-            time_s=_field(path, line, entry, "timestamp") / 1000,
-            keys=_field(path, line, entry, "hash_ids"),
-            tokens=int(entry.get("input_length", 0)),
+            time_s=entry.number("timestamp", per_s=1e3),
+            keys=entry.ids("hash_ids"),
+            tokens=entry.tokens("input_length", 0),
         )
 
 
 def _lmcache(files: list[Path]) -> Iterator[Request]:
     calls = [
-        (_field(f, line, e, "timestamp") / 1e6, _field(f, line, e, "input"), e.get("session_id"))
+        (e.number("timestamp", per_s=1e6), e.text("input"), e.entry.get("session_id"))
         for f in files
-        for line, e in _lines(f)
+        for e in _entries(f)
     ]
     calls.sort(key=lambda call: call[0])
     for time_s, text, session in calls:
@@ -133,22 +134,37 @@ def _chained(content: bytes, block_bytes: int) -> list[bytes]:
 
 def _ragpulse(path: Path) -> Iterator[Request]:
     tokens_of = {
-        entry[key]: int(entry["token_length"])
+        entry.whole(key): entry.tokens("token_length")
         for table, key in _RAG_TABLES.items()
-        for _, entry in _lines(path / table)
+        for entry in _entries(path / table)
     }
-    trace = path / "0_trace.jsonl"
     # a few lines are out of order by some seconds
-    for line, entry in sorted(_lines(trace), key=lambda one: float(one[1].get("timestamp", 0))):
-        parts = _field(trace, line, entry, "hash_ids")
-        ids = [i for part in _RAG_PARTS for i in parts.get(part, [])]
+    for time_s, entry in sorted(
+        ((_rag_time_s(e), e) for e in _entries(path / "0_trace.jsonl")), key=lambda one: one[0]
+    ):
+        parts = entry.group("hash_ids")
+        ids = [i for part in _RAG_PARTS for i in parts.ids(part, [])]
+        for i in ids:
+            if i not in tokens_of:
+                raise parts.wrong("an id", i, "in none of the tables of token lengths")
         ends = np.cumsum([tokens_of[i] for i in ids])
         yield Request(
-            time_s=float(_field(trace, line, entry, "timestamp")),
+            time_s=time_s,
             keys=_chained_parts(ids, ends),
             tokens=int(ends[-1]) if len(ids) else 0,
-            session=str(entry.get("session_id", "")),
+            session=str(entry.entry.get("session_id", "")),
         )
+
+
+def _rag_time_s(entry: Fields) -> float:
+    """The published trace has its times as text."""
+    value = entry.entry.get("timestamp")
+    if not isinstance(value, str):
+        return entry.number("timestamp")
+    try:
+        return Fields(entry.where, {"timestamp": float(value)}).number("timestamp")
+    except ValueError:
+        raise entry.wrong("timestamp", value, "not a number") from None
 
 
 def _chained_parts(ids: list[int], ends: Any) -> list[bytes]:
@@ -170,33 +186,34 @@ def _generic(path: Path, block_tokens: int) -> Iterator[Request]:
     blocks), or `tokens` (ids; cut into blocks here), or `text`; on the first line `block_tokens`.
     Optional: `session`, `prompt_tokens`, `answer_s`, `next` (`tool_call`, `user_turn`,
     `end_of_session`)."""
-    for line, entry in _lines(path):
-        if "blocks" in entry:
-            keys, tokens = entry["blocks"], len(entry["blocks"]) * block_tokens
-        elif "tokens" in entry:
-            raw = np.array(entry["tokens"], "<u4").tobytes()
-            keys, tokens = _chained(raw, block_tokens * 4), len(entry["tokens"])
-        elif "text" in entry:
-            raw = str(entry["text"]).encode()
+    for entry in _entries(path):
+        if "blocks" in entry.entry:
+            keys = entry.ids("blocks", text=True)
+            tokens = len(keys) * block_tokens
+        elif "tokens" in entry.entry:
+            ids = entry.ids("tokens", least=0, most=_TOKEN_ID_MAX)
+            keys, tokens = _chained(np.array(ids, "<u4").tobytes(), block_tokens * 4), len(ids)
+        elif "text" in entry.entry:
+            raw = entry.text("text").encode()
             keys = _chained(raw, block_tokens * _PSEUDO_TOKEN_BYTES)
             tokens = len(raw) // _PSEUDO_TOKEN_BYTES
         else:
-            raise InvalidRequest(f"{path}, line {line} has none of: blocks, tokens, text")
+            raise InvalidRequest(f"{entry.where} has none of: blocks, tokens, text")
         yield Request(
-            time_s=float(_field(path, line, entry, "time_s")),
+            time_s=entry.number("time_s"),
             keys=keys,
-            tokens=int(entry.get("prompt_tokens", tokens)),
-            session=str(entry.get("session", "")),
-            answer_s=float(entry.get("answer_s", 0)),
-            outlook=_outlook(path, line, entry.get("next")),
+            tokens=entry.tokens("prompt_tokens", tokens),
+            session=str(entry.entry.get("session", "")),
+            answer_s=entry.number("answer_s", 0, least_s=0),
+            outlook=_outlook(entry),
         )
 
 
-def _outlook(path: Path, line: int, name: str | None) -> Outlook:
+def _outlook(entry: Fields) -> Outlook:
+    name = entry.entry.get("next")
     if name is None:
         return Outlook.UNKNOWN
-    try:
-        return Outlook[name.upper()]
-    except KeyError:
-        names = ", ".join(o.name.lower() for o in Outlook)
-        raise InvalidRequest(f"{path}, line {line}: next is {name!r}, not one of {names}") from None
+    known = {o.name.lower(): o for o in Outlook}
+    if not isinstance(name, str) or name.lower() not in known:
+        raise entry.wrong("next", name, f"not one of {', '.join(known)}")
+    return known[name.lower()]

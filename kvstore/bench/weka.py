@@ -22,11 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from kvstore.bench.fields import Fields
 from kvstore.bench.trace import Trace, compact
 from kvstore.errors import InvalidRequest
 from kvstore.eviction import Outlook
 
 _WINDOW_BYTES_MAX = 1 << 27
+_ID_MAX = (1 << 26) - 1
+"""Ids of a session are small: tables are as long as the largest."""
 _OUTLOOKS = {"tool_use": Outlook.TOOL_CALL, "end_turn": Outlook.USER_TURN}
 
 
@@ -74,7 +77,7 @@ def read_weka(path: Path, users: Users, progress: Callable[[float], None]) -> Tr
     return compact(_played(name, sessions, np.concatenate(parents), users))
 
 
-def _sessions(path: Path) -> Iterator[tuple[str, dict[str, Any], float]]:
+def _sessions(path: Path) -> Iterator[tuple[str, Fields, float]]:
     if path.is_file() and path.name.endswith(".tar.zst"):
         size = path.stat().st_size
         with path.open("rb") as raw:
@@ -85,40 +88,59 @@ def _sessions(path: Path) -> Iterator[tuple[str, dict[str, Any], float]]:
                 for member in tar:
                     file = tar.extractfile(member)
                     if file is not None:
-                        yield member.name, json.load(file), raw.tell() / size
+                        yield member.name, _parsed(member.name, file.read()), raw.tell() / size
         return
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     for i, one in enumerate(files):
-        yield one.name, json.loads(one.read_bytes()), (i + 1) / len(files)
+        yield one.name, _parsed(one.name, one.read_bytes()), (i + 1) / len(files)
 
 
-def _flat(entries: list[dict[str, Any]], from_s: float) -> Iterator[tuple[float, dict[str, Any]]]:
-    for entry in entries:
-        if entry["type"] == "subagent":
-            yield from _flat(entry["requests"], from_s + entry["t"])
-        else:
-            yield from_s + entry["t"], entry
+def _parsed(name: str, content: bytes) -> Fields:
+    try:
+        session = json.loads(content)
+    except ValueError as e:
+        raise InvalidRequest(f"{name} is not JSON: {e}") from None
+    if not isinstance(session, dict):
+        raise InvalidRequest(f"{name} is not a session: no object")
+    return Fields(name, session)
 
 
-def _digest(session: dict[str, Any]) -> bytes:
+def _flat(session: Fields, from_s: float = 0.0) -> Iterator[tuple[float, dict[str, Any]]]:
+    """The calls of a session or a subagent, checked, with their times."""
+    for entry in session.objects("requests"):
+        at_s = from_s + entry.number("t")
+        if entry.text("type") == "subagent":
+            yield from _flat(entry, at_s)
+            continue
+        entry.tokens("in")
+        entry.tokens("out")
+        entry.ids("hash_ids", least=0, most=_ID_MAX)
+        for name in ("api_time", "ttft"):
+            if entry.entry.get(name) is not None:
+                entry.number(name, least_s=0)
+        yield at_s, entry.entry
+
+
+def _digest(session: Fields) -> bytes:
     """Equal for sessions that differ in their name only."""
     digest = sha256()
-    for at_s, entry in _flat(session["requests"], 0.0):
+    for at_s, entry in _flat(session):
         digest.update(repr((at_s, entry["in"], entry["out"], entry.get("model"))).encode())
         digest.update(np.array(entry["hash_ids"], np.int64).tobytes())
     return digest.digest()
 
 
 def _number(
-    name: str, session: dict[str, Any], block_tokens: int, first: int
+    name: str, session: Fields, block_tokens: int, first: int
 ) -> tuple[list[_Call], npt.NDArray[np.int32]]:
     """A session's calls with blocks numbered from `first`, and the parents of the new blocks."""
-    merged, rest = divmod(block_tokens, session["block_size"])
+    own_tokens = session.tokens("block_size", least=1)
+    merged, rest = divmod(block_tokens, own_tokens)
     if rest or not merged:
         raise InvalidRequest(
-            f"blocks of {block_tokens} tokens can't be made of {name}'s {session['block_size']}"
+            f"blocks of {block_tokens} tokens can't be made of {name}'s {own_tokens}"
         )
-    calls = list(_flat(session["requests"], 0.0))
+    calls = list(_flat(session))
     calls.sort(key=lambda call: call[0])
     # an id is chained: the last of those that a block merges names the block and all before it
     ids = [np.array(e["hash_ids"], np.int64)[merged - 1 :: merged] for _, e in calls]

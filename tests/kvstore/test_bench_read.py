@@ -212,6 +212,68 @@ def test_bad_lines_are_named(tmp_path, lines, message):
         read(jsonl(tmp_path / "bad.jsonl", *lines))
 
 
+MOONCAKE = {"timestamp": 0, "input_length": 9, "hash_ids": [1]}
+LMCACHE = {"timestamp": 0, "input": "x", "session_id": "s"}
+GENERIC = {"time_s": 0, "blocks": [1]}
+NO_TIMES = ["12", None, True, float("nan"), float("inf"), 1e300, 10**400, [1]]
+NO_LENGTHS = [-1, 2.5, "9", 10**15, float("nan"), None]
+NO_IDS = ["12", None, {"1": 1}, [1.5], [None], [[1]], [True], [10**30]]
+
+
+@pytest.mark.parametrize(
+    ("good", "field", "bad"),
+    [
+        *((MOONCAKE, "timestamp", bad) for bad in NO_TIMES),
+        *((MOONCAKE, "input_length", bad) for bad in NO_LENGTHS),
+        *((MOONCAKE, "hash_ids", bad) for bad in [*NO_IDS, ["1"]]),
+        *((LMCACHE, "timestamp", bad) for bad in NO_TIMES),
+        *((LMCACHE, "input", bad) for bad in (1, None, ["x"])),
+        *((GENERIC, "time_s", bad) for bad in NO_TIMES),
+        *((GENERIC, "blocks", bad) for bad in NO_IDS),
+        *((GENERIC, "prompt_tokens", bad) for bad in NO_LENGTHS),
+        *((GENERIC, "answer_s", bad) for bad in [*NO_TIMES, -1]),
+        *((GENERIC, "block_tokens", bad) for bad in [*NO_LENGTHS, 0]),
+        *(({"time_s": 0, "tokens": []}, "tokens", bad) for bad in [*NO_IDS, [-1], [1 << 32]]),
+    ],
+)
+def test_values_that_cannot_be_right_are_named(tmp_path, good, field, bad):
+    lines = [{**good, field: bad}] if field == "block_tokens" else [good, {**good, field: bad}]
+    with pytest.raises(InvalidRequest) as raised:
+        read(jsonl(tmp_path / "bad.jsonl", *lines))
+    message = str(raised.value)
+    value = bad[0] if isinstance(bad, list) and len(bad) == 1 else bad
+    assert f"line {len(lines)}" in message or "its first line" in message
+    assert field in message
+    assert repr(value)[:20] in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        *(("t", bad) for bad in NO_TIMES),
+        *(("api_time", bad) for bad in [x for x in NO_TIMES if x is not None] + [-1]),
+        *(("in", bad) for bad in NO_LENGTHS),
+        *(("hash_ids", bad) for bad in [*NO_IDS, [-1], [1 << 40]]),
+        *(("type", bad) for bad in (1, None)),
+        *(("requests", bad) for bad in (1, None, [1])),
+    ],
+)
+def test_values_of_sessions_that_cannot_be_right_are_named(tmp_path, field, bad):
+    good = call(0.0, [1, 2, 3, 4])
+    session = weka("a", bad if field == "requests" else [{**good, field: bad}])
+    (tmp_path / "s.json").write_text(json.dumps(session))
+    with pytest.raises(InvalidRequest, match=r"s\.json.*" + field):
+        read(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3"])
+def test_a_file_that_is_no_session_is_named(tmp_path, content):
+    (tmp_path / "s.json").write_text(content)
+    with pytest.raises(InvalidRequest, match=r"s\.json is not"):
+        read(tmp_path / "s.json")
+
+
 def test_bad_files_are_named(tmp_path):
     with pytest.raises(InvalidRequest, match="there is no trace"):
         read(tmp_path / "none.jsonl")
