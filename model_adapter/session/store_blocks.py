@@ -64,6 +64,7 @@ class StoreBlocks:
         self._ahead_bytes_min = read_ahead_bytes_min
         self._ahead_ssd_bytes_max = read_ahead_ssd_bytes_max
         self._last_reading: ReadAhead | None = None
+        self._is_lost = False
         self._batch_blocks = max(1, batch_bytes_max // self.layout.block_bytes)
 
     def find(self, token_ids: TokenIds, images: Sequence[ImageSpan] = ()) -> Found:
@@ -72,6 +73,9 @@ class StoreBlocks:
             handle = self._open()
             keys = handle.block_keys(token_ids, images)
             match = self._client.match(handle, keys)
+            if self._is_lost:
+                logger.warning("the store answers again")
+                self._is_lost = False
             snapshot = None
             ref = handle.longest_snapshot(match, token_ids, images)
             if ref is not None:
@@ -231,7 +235,10 @@ class StoreBlocks:
     def _lost(self, doing: str, error: KVStoreError) -> str:
         self._handle = None
         message = f"{type(error).__name__} while {doing}: {error}"
-        logger.warning("going on without the store: %s", message)
+        # one line for an outage, however many requests it lasts
+        level = logging.DEBUG if self._is_lost else logging.WARNING
+        self._is_lost = True
+        logger.log(level, "going on without the store: %s", message)
         return message
 
 

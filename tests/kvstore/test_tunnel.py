@@ -22,6 +22,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 @contextlib.contextmanager
 def tunnel(ports: list[int]) -> Iterator[list[int]]:
     """Ports of `NEAR` that lead to the same ones of `FAR`; the port of each connection made."""
@@ -45,10 +52,7 @@ def tunnel(ports: list[int]) -> Iterator[list[int]]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(_cancel_others())
         loop.close()
 
 

@@ -35,9 +35,9 @@ class FlakyClient:
             raise self._error
 
     def __getattr__(self, method: str):
-        def call(*args):
+        def call(*args, **named):
             self._meet(method)
-            return getattr(self._client, method)(*args)
+            return getattr(self._client, method)(*args, **named)
 
         return call
 
@@ -97,6 +97,22 @@ def test_loss_while_fetching_is_a_shorter_hit(tmp_path, caplog, method, nth, blo
     assert "going on without the store" in caplog.text
     # one deadline is enough: nothing else is asked of it in this request
     assert flaky.calls_after_loss == 0
+
+
+def test_an_outage_is_one_line_however_many_requests_it_lasts(tmp_path, caplog):
+    with tiny.store(tmp_path) as client:
+        flaky = FlakyClient(client, "match", 1, Unavailable("gone"))
+        source = StoreBlocks(flaky, tiny.namespace())
+        session = CachedSession(tiny.model(), source)
+        with caplog.at_level(logging.WARNING):
+            for left, answers in ((1, 2), (99, 2), (1, 1)):
+                # gone, back, gone again
+                flaky._left = left
+                for _ in range(answers):
+                    session.generate(IDS, 1)
+    without, back = "going on without the store", "the store answers again"
+    lines = [without if without in m else m for m in caplog.messages]
+    assert lines == [without, back, without]
 
 
 @pytest.mark.parametrize("nth", [1, 3])
