@@ -17,6 +17,8 @@ app = typer.Typer(
     help="DeepSeek-V4.1-Flash on its own caches, kept in a kvstore.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # the other kind breaks lines where the docstrings do, and again at the terminal's edge
+    rich_markup_mode=None,
 )
 
 

@@ -85,14 +85,17 @@ def replay(
     adds what it measured. TRACE is one of (see docs/policies.md):
 
     \b
-    mooncake  JSONL: timestamp (ms), input_length, hash_ids (512-token blocks, chained)
-    weka      .tar.zst, directory or file of sessions with nested subagents and think times
+    mooncake  JSONL: timestamp (ms), input_length, hash_ids (512-token blocks,
+              chained)
+    weka      .tar.zst, directory or file of sessions with nested subagents and
+              think times
     lmcache   JSONL or directory of it: timestamp (µs), input (text), session_id
     ragpulse  the directory with 0_trace.jsonl and its token-length tables
     generic   JSONL, in order of time; per line time_s and one of
               blocks (ids of whole blocks that name prefixes), tokens (ids), text;
-              optional block_tokens (on the first line, default 128), session, prompt_tokens,
-              answer_s, next (tool_call, user_turn or end_of_session)
+              optional block_tokens (on the first line, default 128), session,
+              prompt_tokens, answer_s, next (tool_call, user_turn or
+              end_of_session)
 
     With --live, the simulator plays the same requests too, under the store's policy and at the
     capacity that the store turned out to have, for comparison.

@@ -11,7 +11,9 @@ from kvstore.errors import KVStoreError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-_SETTINGS = {"no_args_is_help": True, "pretty_exceptions_enable": False, "add_completion": False}
+# plain help: the other kind breaks lines where the docstrings do, and again at the terminal's edge
+_PLAIN = {"pretty_exceptions_enable": False, "add_completion": False, "rich_markup_mode": None}
+_SETTINGS = {"no_args_is_help": True, **_PLAIN}
 
 app = typer.Typer(help="A tiered KV-cache store: serve it, look into it, check it.", **_SETTINGS)  # type: ignore[arg-type]
 
@@ -31,7 +33,7 @@ bench_app = typer.Typer(help="Measure: what a cache would hit.", **_SETTINGS)  #
 bench_app.command("replay")(replay)
 app.add_typer(bench_app, name="bench")
 
-serve_app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+serve_app = typer.Typer(**_PLAIN)  # type: ignore[arg-type]
 serve_app.command("kvstored")(serve.serve)
 
 

@@ -100,8 +100,8 @@ def ls(
 ) -> None:
     """Blocks: key, depth, tiers, bytes, pins, age.
 
-    pins: leases and calls that hold the block; while there are any it does not leave. dirty: not
-    on ssd yet, or not any more where the store has an ssd tier.
+    pins: leases and calls that hold the block; while there are any it does not leave. dirty: not on
+    ssd yet, so that it would be lost with the memory.
     """
     namespace_id, start = _hex(namespace, "namespace"), _hex(after, "key")
     with _store(store, deadline_s) as client:

@@ -74,9 +74,26 @@ def test_every_command_says_its_version(command, monkeypatch, capsys):
 
 def test_help_shows_defaults(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "150")
-    shown = ran(monkeypatch, capsys, serve_main, "--help")
+    shown = " ".join(ran(monkeypatch, capsys, serve_main, "--help").split())
     for default in ("unix:///tmp/kvstored.sock", "1GiB", "16GiB", "info", "off"):
         assert f"[default: ({default})]" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "sentence"),
+    [
+        (main, ("bench", "replay"), "at the capacity that the store turned out to have, for"),
+        (ds41f_main, ("decode",), "4: it, or blocks before it, can't be used; recompute."),
+    ],
+)
+def test_help_fills_its_lines(command, arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = ran(monkeypatch, capsys, command, *arguments, "--help").splitlines()
+    assert sentence in " ".join(" ".join(lines).split())
+    words = sentence.split()
+    (at,) = (i for i, line in enumerate(lines) if " ".join(words[:3]) in line)
+    # the next line's first word would not have fitted
+    assert len(lines[at]) + 1 + len(lines[at + 1].split()[0]) > 78
 
 
 def test_sizes_are_exact():
