@@ -10,7 +10,7 @@ by `speedup`) has come and the request that it continues has ended.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -91,7 +91,7 @@ class LiveRun:
     putting the rest. `puts`: blocks by outcome. `wrong_blocks`: read with other bytes than were
     put. `late_s`: the most that a request began after its time. `counters`: what the store's own
     counters grew by. `tiers`: as `stat` shows them at the end. `held_blocks`: how many the store
-    held at moments after the log had evicted the first."""
+    held at moments after the log had evicted or refused the first."""
 
     trace: Trace
     sessions: int
@@ -118,7 +118,7 @@ class LiveRun:
     def capacities(self) -> tuple[int, int]:
         """Blocks that the store holds, and that its DRAM holds (0 where DRAM is all there is), as
         it turned out. A log's room comes and goes with its segments: the mean; one that never had
-        to evict counts as large enough for the trace."""
+        to evict or refuse counts as large enough for the trace."""
         holds = {t.tier: (t.objects, t.used_bytes, t.budget_bytes) for t in self.tiers}
         objects, used, budget = holds[Tier.DRAM]
         dram = budget // (used // objects) if objects else 0
@@ -164,6 +164,11 @@ def policy_of(client: Client, said: str = "") -> str:
     return policy or said
 
 
+def _kept_out(counters: Mapping[str, int]) -> int:
+    """Grows as soon as the log holds no more than it does."""
+    return counters["evicted_ssd_blocks"] + counters["refused_ssd_blocks"]
+
+
 class _Player:
     """Plays requests of one trace; any number of threads at a time."""
 
@@ -173,12 +178,12 @@ class _Player:
         self._keys = self._named(run.trace)
         self._lock = threading.Lock()
         self._mine = threading.local()
-        self._evicted_before = client.stat().counters["evicted_ssd_blocks"]
+        self._kept_out_before = _kept_out(client.stat().counters)
 
     def look(self) -> None:
         """Note how much the store holds."""
         stat = self._client.stat()
-        if stat.counters["evicted_ssd_blocks"] > self._evicted_before:
+        if _kept_out(stat.counters) > self._kept_out_before:
             self._run.held_blocks.append(stat.blocks)
 
     def _named(self, trace: Trace) -> list[bytes]:

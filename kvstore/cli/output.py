@@ -143,7 +143,7 @@ def _print_tiers(console: Console, stat: Stat, stopped: bool) -> None:
         if not t.accepting:
             why = t.refuses_why or "the daemon's log says why"
             console.print(f"{tier_name(t.tier)} refuses new blocks: {why}")
-        if t.tier is Tier.SSD and t.live_bytes:
+        if t.tier is Tier.SSD and t.used_bytes:
             _print_log(console, t, stopped)
 
 
