@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.errors import InvalidRequest
 
@@ -13,6 +14,19 @@ TOKENS_MAX = 1 << 30
 """Of one prompt."""
 _SHOWN_CHARS = 60
 _REQUIRED: Any = object()
+
+
+def _integers(value: object, least: int, most: int) -> npt.NDArray[np.int64] | None:
+    """A list as an array, where it is one of whole numbers within the limits; None where not."""
+    if not isinstance(value, list):
+        return None
+    try:
+        array = np.array(value) if value else np.zeros(0, np.int64)
+    except ValueError:
+        return None
+    if array.ndim != 1 or array.dtype.kind != "i":
+        return None
+    return array if not len(array) or (array.min() >= least and array.max() <= most) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +89,20 @@ class Fields:
         value = self._get(name, default)
         if not isinstance(value, list):
             raise self.wrong(name, value, "not a list of ids")
-        try:
-            array = np.array(value)
-        except ValueError:
-            array = np.zeros((), object)
         # without a loop for the millions of ids that are as they should be
-        if array.ndim == 1 and array.dtype.kind == "i":
-            array = array[(array < least) | (array > most)]
-            if not len(array):
-                return value
+        if _integers(value, least, most) is not None:
+            return value
         for one in value:
             if type(one) is int and least <= one <= most:
                 continue
             if not (text and type(one) is str):
                 raise self.wrong(f"one of {name}", one, f"not a whole number {least} … {most}")
         return value
+
+    def id_array(self, name: str, least: int, most: int) -> npt.NDArray[np.int64]:
+        """As `ids`, whole numbers alone."""
+        array = _integers(self._get(name, _REQUIRED), least, most)
+        return np.array(self.ids(name, _REQUIRED, least, most)) if array is None else array
 
     def text(self, name: str, default: Any = _REQUIRED) -> str:
         """A piece of text."""

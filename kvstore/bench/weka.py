@@ -55,6 +55,10 @@ class _Call:
     outlook: Outlook
 
 
+_Entry = tuple[float, dict[str, Any], npt.NDArray[np.int64]]
+"""A call's time, what is recorded of it, and its `hash_ids`."""
+
+
 def read_weka(path: Path, users: Users, progress: Callable[[float], None]) -> Trace:
     """All distinct sessions below `path` (a `.tar.zst`, a directory, or one file), interleaved."""
     parents: list[npt.NDArray[np.int32]] = []
@@ -62,10 +66,11 @@ def read_weka(path: Path, users: Users, progress: Callable[[float], None]) -> Tr
     seen: set[bytes] = set()
     at = 0
     for name, session, share in _sessions(path):
-        digest = _digest(session)
+        entries = list(_flat(session))
+        digest = _digest(entries)
         if digest not in seen:
             seen.add(digest)
-            calls, parent = _number(name, session, users.block_tokens, at)
+            calls, parent = _number(name, session, entries, users.block_tokens, at)
             sessions.append(calls)
             parents.append(parent)
             at += len(parent)
@@ -105,8 +110,8 @@ def _parsed(name: str, content: bytes) -> Fields:
     return Fields(name, session)
 
 
-def _flat(session: Fields, from_s: float = 0.0) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The calls of a session or a subagent, checked, with their times."""
+def _flat(session: Fields, from_s: float = 0.0) -> Iterator[_Entry]:
+    """The calls of a session or a subagent, checked."""
     for entry in session.objects("requests"):
         at_s = from_s + entry.number("t")
         if entry.text("type") == "subagent":
@@ -114,24 +119,23 @@ def _flat(session: Fields, from_s: float = 0.0) -> Iterator[tuple[float, dict[st
             continue
         entry.tokens("in")
         entry.tokens("out")
-        entry.ids("hash_ids", least=0, most=_ID_MAX)
         for name in ("api_time", "ttft"):
             if entry.entry.get(name) is not None:
                 entry.number(name, least_s=0)
-        yield at_s, entry.entry
+        yield at_s, entry.entry, entry.id_array("hash_ids", 0, _ID_MAX)
 
 
-def _digest(session: Fields) -> bytes:
+def _digest(calls: list[_Entry]) -> bytes:
     """Equal for sessions that differ in their name only."""
     digest = sha256()
-    for at_s, entry in _flat(session):
+    for at_s, entry, ids in calls:
         digest.update(repr((at_s, entry["in"], entry["out"], entry.get("model"))).encode())
-        digest.update(np.array(entry["hash_ids"], np.int64).tobytes())
+        digest.update(ids.tobytes())
     return digest.digest()
 
 
 def _number(
-    name: str, session: Fields, block_tokens: int, first: int
+    name: str, session: Fields, calls: list[_Entry], block_tokens: int, first: int
 ) -> tuple[list[_Call], npt.NDArray[np.int32]]:
     """A session's calls with blocks numbered from `first`, and the parents of the new blocks."""
     own_tokens = session.tokens("block_size", least=1)
@@ -140,15 +144,14 @@ def _number(
         raise InvalidRequest(
             f"blocks of {block_tokens} tokens can't be made of {name}'s {own_tokens}"
         )
-    calls = list(_flat(session))
-    calls.sort(key=lambda call: call[0])
+    calls = sorted(calls, key=lambda call: call[0])
     # an id is chained: the last of those that a block merges names the block and all before it
-    ids = [np.array(e["hash_ids"], np.int64)[merged - 1 :: merged] for _, e in calls]
+    ids = [all_ids[merged - 1 :: merged] for _, _, all_ids in calls]
     number = np.full(max((int(i.max(initial=0)) for i in ids), default=0) + 1, -1, np.int64)
     parents: list[npt.NDArray[np.int64]] = []
     parent_of = np.full(len(number), -1, np.int64)
     out = []
-    for (at_s, entry), chain in zip(calls, ids, strict=True):
+    for (at_s, entry, _), chain in zip(calls, ids, strict=True):
         new = chain[number[chain] < 0]
         number[new] = first + np.arange(len(new))
         first += len(new)
