@@ -16,7 +16,9 @@ def test_the_example_runs(tmp_path, monkeypatch):
         "connect",
         lambda url: connect(f"file://{tmp_path}/kv", **{"dram.budget_bytes": "64MiB"}),
     )
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    examples = re.findall(r"```python\n(.*?)```", README, re.S)
+    # another one talks to the endpoint, with a library that is not ours
+    (example,) = (code for code in examples if "import kvstore\n" in code)
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert names["found"].hit_blocks == 3
