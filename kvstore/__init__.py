@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
+    from kvstore.errors import KVStoreError
     from kvstore.namespace import DS41F_LAYOUT, Layout, Namespace, SectionSpec
     from kvstore.prefix_hash import ImageSpan, block_keys, snapshot_key
 
@@ -43,6 +44,7 @@ __all__ = [
     "Durability",
     "HbmBlock",
     "ImageSpan",
+    "KVStoreError",
     "Layout",
     "Lease",
     "Match",
@@ -85,6 +87,7 @@ _HOMES = {
         "connect",
         "connect_async",
     ),
+    "kvstore.errors": ("KVStoreError",),
     "kvstore.namespace": ("DS41F_LAYOUT", "Layout", "Namespace", "SectionSpec"),
     "kvstore.prefix_hash": ("ImageSpan", "block_keys", "snapshot_key"),
 }

@@ -27,6 +27,8 @@ from kvstore.errors import ConfigError
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _BYTES_MAX = 1 << 62
 """Sizes, and sums of a few of them, stay within the system's 64-bit offsets."""
+_MESSAGE_BYTES_MAX = 2 * _GIB - 1
+"""gRPC counts a message's bytes in 32 bits with a sign."""
 _WINDOWS_DRAM_FRACTION = 10
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
@@ -40,6 +42,14 @@ def _parse_bytes(value: object) -> int:
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0, le=_BYTES_MAX)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _check_order(settings: BaseModel, low: str, high: str) -> None:
+    least, most = getattr(settings, low), getattr(settings, high)
+    if least > most:
+        raise ValueError(
+            f"{low} {least:g} is above {high} {most:g}; lower the one or raise the other"
+        )
 
 
 def _parse_indices(value: object) -> object:
@@ -129,7 +139,8 @@ class SsdConfig(_Settings):
         if self.budget_bytes < 3 * self.segment_bytes:
             raise ValueError(
                 f"budget_bytes {self.budget_bytes} holds fewer than 3 segments of "
-                f"{self.segment_bytes} B: one is written, one is kept for compaction"
+                f"{self.segment_bytes} B: one is written, one is kept for compaction; raise it to "
+                f"{3 * self.segment_bytes} or more, or lower segment_bytes"
             )
         return self
 
@@ -148,6 +159,12 @@ class LeaseConfig(_Settings):
     reservation_ttl_s_max: Seconds = 600.0
     leases_max: Count = 65_536
     reservations_max: Count = 16_384
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LeaseConfig":
+        _check_order(self, "lease_ttl_s_default", "lease_ttl_s_max")
+        _check_order(self, "reservation_ttl_s_default", "reservation_ttl_s_max")
+        return self
 
 
 PolicyName = Literal["arc", "gittins", "lru", "s3_fifo", "sieve", "w_tinylfu"]
@@ -186,6 +203,11 @@ class WindowsConfig(_Settings):
     candidates_max: Count = 64
     fill_s_max: Seconds = 60.0
 
+    @model_validator(mode="after")
+    def _ordered(self) -> "WindowsConfig":
+        _check_order(self, "ttl_s_default", "ttl_s_max")
+        return self
+
 
 class MigrationConfig(_Settings):
     """Queues and workers between the tiers.
@@ -215,6 +237,11 @@ class MigrationConfig(_Settings):
     retry_s_min: Seconds = 0.5
     retry_s_max: Seconds = 30.0
     cost_refresh_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "MigrationConfig":
+        _check_order(self, "retry_s_min", "retry_s_max")
+        return self
 
 
 class LimitsConfig(_Settings):
@@ -305,7 +332,7 @@ class ServerConfig(_Settings):
     """
 
     listen: str = "unix:///tmp/kvstored.sock"
-    message_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB)] = 16 * _MIB
+    message_bytes_max: Annotated[Bytes, Field(ge=64 * _KIB, le=_MESSAGE_BYTES_MAX)] = 16 * _MIB
     deadline_s_default: Seconds = 30.0
     deadline_s_max: Seconds = 600.0
     calls_max: Count = 256
@@ -341,6 +368,10 @@ def _known_keys(cls: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     return sorted(cls.model_fields)
 
 
+def _got(value: object) -> str:
+    return "" if isinstance(value, Mapping) else f" (got {value!r})"
+
+
 def _explain(cls: type[BaseModel], error: ValidationError) -> str:
     lines = []
     for e in error.errors():
@@ -349,7 +380,9 @@ def _explain(cls: type[BaseModel], error: ValidationError) -> str:
             known = ", ".join(_known_keys(cls, e["loc"][:-1]))
             lines.append(f"unknown key {key!r}; known here: {known}")
         else:
-            lines.append(f"{key}: {e['msg']} (got {e['input']!r})")
+            # a sentence of a validator has its values; pydantic's own does not
+            own = e.get("ctx", {}).get("error")
+            lines.append(f"{key}: {own or e['msg']}" + _got(e["input"]))
     return "; ".join(lines)
 
 

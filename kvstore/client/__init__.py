@@ -10,11 +10,12 @@
 from typing import Any
 
 from kvstore.client.aio import DEADLINE_S_DEFAULT, AsyncClient, AsyncLease
+from kvstore.client.arguments import check_deadline
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.sync import Client, Lease
 from kvstore.client.transport import Transport, run_now
 from kvstore.client.url import StoreURL, parse_url
-from kvstore.errors import ConfigError, InvalidRequest, Unavailable
+from kvstore.errors import ConfigError, Unavailable
 
 __all__ = [
     "AsyncClient",
@@ -59,8 +60,7 @@ async def _transport(
     text: str, deadline_s: float, settings: dict[str, Any], blocking: bool
 ) -> Transport:
     url = parse_url(text)
-    if not deadline_s > 0:
-        raise InvalidRequest(f"deadline_s must be > 0, not {deadline_s}")
+    deadline_s = check_deadline(deadline_s)
     if url.scheme == "file":
         return await _embedded(url, settings, deadline_s, blocking)
     if settings:

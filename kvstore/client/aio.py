@@ -20,6 +20,13 @@ from kvstore.block import (
     Tier,
 )
 from kvstore.client import batching
+from kvstore.client.arguments import (
+    check_deadline,
+    check_member,
+    check_tier,
+    check_ttl,
+    check_wait,
+)
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
 from kvstore.client.windows import AsyncWindows
@@ -88,6 +95,7 @@ class AsyncLease:
 
     async def renew(self, ttl_s: float | None = None) -> float:
         """Hold it for `ttl_s` from now on; returns what was granted. Raises `LeaseExpired`."""
+        ttl_s = check_ttl(ttl_s)
         self.ttl_s = await self._client._transport.renew(self.id, ttl_s, self._client.deadline_s)
         return self.ttl_s
 
@@ -123,10 +131,8 @@ class AsyncClient(AsyncWindows):
     """
 
     def __init__(self, transport: Transport, deadline_s: float = DEADLINE_S_DEFAULT) -> None:
-        if not deadline_s > 0:
-            raise InvalidRequest(f"deadline_s must be > 0, not {deadline_s}")
         self._own_transport, self._pid = transport, os.getpid()
-        self.deadline_s = deadline_s
+        self.deadline_s = check_deadline(deadline_s)
         self.corrupt_blocks = 0
         """Blocks that this client received with a wrong checksum; each was returned as a MISS."""
         self.corrupt_windows = 0
@@ -173,9 +179,7 @@ class AsyncClient(AsyncWindows):
         writer commits or gives up, or `deadline_s` from now. A block that nobody has reserved is a
         MISS at once: reserve before the other side is told to wait."""
         batching.check_keys(keys)
-        if not deadline_s >= 0:
-            raise InvalidRequest(f"deadline_s must be ≥ 0, not {deadline_s}")
-        ends_s = time.monotonic() + deadline_s
+        ends_s = time.monotonic() + check_wait(deadline_s)
         while True:
             found = await self._wait(ns, keys, max(0.0, ends_s - time.monotonic()))
             at = found.hit_blocks
@@ -193,6 +197,7 @@ class AsyncClient(AsyncWindows):
     ) -> AsyncLease:
         """Pin the READY prefix of `keys`; see `AsyncLease`."""
         batching.check_keys(keys)
+        ttl_s = check_ttl(ttl_s)
         grant = await self._in(
             ns, lambda: self._transport.acquire(ns.id, keys, ttl_s, self.deadline_s)
         )
@@ -213,6 +218,7 @@ class AsyncClient(AsyncWindows):
         reasoning lets those behind it die.
         """
         batching.check_keys(keys)
+        check_member(Outlook, outlook, "outlook")
         if lasting_blocks is not None and not 0 <= lasting_blocks <= len(keys):
             raise InvalidRequest(f"lasting_blocks {lasting_blocks} of {len(keys)} keys")
         await self._in(
@@ -351,6 +357,7 @@ class AsyncClient(AsyncWindows):
         The whole list is checked before anything is sent; then it goes in batches, and an error on
         the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
         """
+        check_member(Durability, durability, "durability")
         views = batching.check_blocks(blocks, ns.layout)
         ends_s = time.monotonic() + self.deadline_s
         if self._transport.moves_bulk:
@@ -396,6 +403,7 @@ class AsyncClient(AsyncWindows):
         check_digests([key for key, _ in blocks], "key of block")
         check_digests([parent for _, parent in blocks], "parent of block")
         batching.check_order(blocks)
+        ttl_s = check_ttl(ttl_s)
         return await self._in(
             ns, lambda: self._transport.reserve(ns.id, blocks, ttl_s, self.deadline_s)
         )
@@ -419,6 +427,7 @@ class AsyncClient(AsyncWindows):
     ) -> list[PutOutcome]:
         """Make the delivered blocks READY; one without all sections is refused."""
         _check_reservation(reservation_id)
+        check_member(Durability, durability, "durability")
         return await self._transport.commit(reservation_id, durability, self.deadline_s)
 
     async def abort(self, reservation_id: int) -> None:
@@ -436,6 +445,7 @@ class AsyncClient(AsyncWindows):
 
         Everything where nothing is named. `tier`: from this tier only.
         """
+        check_tier(tier)
         if keys is not None:
             batching.check_keys(keys)
             if ns is None:
@@ -450,7 +460,7 @@ class AsyncClient(AsyncWindows):
         self, progress: Progress | None = None, deadline_s: float = VERIFY_DEADLINE_S_DEFAULT
     ) -> VerifyReport:
         """Read and check every frame of every tier."""
-        return await self._transport.verify(progress, deadline_s)
+        return await self._transport.verify(progress, check_deadline(deadline_s))
 
     async def stat(self) -> Stat:
         """Sizes and counters now."""
@@ -463,8 +473,10 @@ class AsyncClient(AsyncWindows):
         after: bytes | None = None,
     ) -> list[BlockInfo]:
         """Some blocks of the store; go on behind the last one's key with `after`."""
-        if limit < 1:
-            raise InvalidRequest(f"limit must be ≥ 1, not {limit}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidRequest(f"limit must be a whole number ≥ 1, not {limit!r}")
+        if after is not None:
+            check_digest(after, "after")
         asked = min(limit, _LS_LIMIT_MAX)
         return await self._transport.ls(_id(ns), asked, after, self.deadline_s)
 

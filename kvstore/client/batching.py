@@ -1,5 +1,6 @@
 """What a client checks and splits before anything is sent."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -35,13 +36,16 @@ def check_sections(sections: Sequence[int] | None, layout: Layout) -> tuple[int,
     known = len(layout.sections)
     if sections is None:
         return tuple(range(known))
-    wanted = tuple(sections)
-    if not wanted:
+    given = tuple(sections)
+    if not given:
         raise InvalidRequest("no sections: name at least one, or leave the argument out for all")
-    for index in wanted:
-        if not isinstance(index, int) or not 0 <= index < known:
+    wanted = []
+    for index in given:
+        whole = hasattr(index, "__index__") and not isinstance(index, bool)
+        if not whole or not 0 <= operator.index(index) < known:
             raise InvalidRequest(f"section {index!r} is not among the layout's 0 … {known - 1}")
-    return wanted
+        wanted.append(operator.index(index))
+    return tuple(wanted)
 
 
 def section_view(section: Buffer, where: str) -> memoryview:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import xxhash
 
 from kvstore.block import Buffer, PutOutcome, check_window_name
+from kvstore.client.arguments import check_ttl, check_wait
 from kvstore.client.batching import section_view
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Transport
@@ -54,6 +55,7 @@ class AsyncWindows:
         without, `windows.ttl_s_max` at most). NO_SPACE where the pool is full of objects that
         can't go. Raises `MessageTooLarge` for more than `windows.payload_bytes_max`.
         """
+        ttl_s = check_ttl(ttl_s)
         key, place = ns.snapshot_name(token_ids, images)
         put = _put_of(lambda size, checksum: WindowHead(key, place, size, checksum, ttl_s), payload)
         return await self._in(ns, lambda: self._transport.put_window(ns.id, put, self.deadline_s))
@@ -69,6 +71,7 @@ class AsyncWindows:
         """Store the hand-over record of a request, in the place of an earlier one; as
         `put_snapshot`."""
         check_window_name(_text(request_id))
+        ttl_s = check_ttl(ttl_s)
         put = _put_of(
             lambda size, checksum: WindowHead(request_id, None, size, checksum, ttl_s), payload
         )
@@ -83,9 +86,7 @@ class AsyncWindows:
         Raises `Unavailable` where the daemon goes meanwhile: what it held is lost.
         """
         check_window_name(_text(request_id))
-        if not deadline_s >= 0:
-            raise InvalidRequest(f"deadline_s must be ≥ 0, not {deadline_s}")
-        ends_s = time.monotonic() + deadline_s
+        ends_s = time.monotonic() + check_wait(deadline_s)
         while True:
             left_s = max(0.0, ends_s - time.monotonic())
             if await self._wait_window(ns, request_id, left_s):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvstore.block import Match, Outcome, Outlook, Tier, TierCost
 from kvstore.config import StoreConfig
-from kvstore.errors import LeaseExpired, MessageTooLarge
+from kvstore.errors import InvalidRequest, LeaseExpired, MessageTooLarge
 from kvstore.index import GHOST, READY, BlockIndex
 from kvstore.lease import RightsTable
 from kvstore.metrics import Metrics
@@ -331,6 +331,8 @@ class Core:
     ) -> int:
         """Blocks go, deepest first: from HBM or DRAM alone if `tier` says so, else from the store.
         What is pinned, in use, or still has a child stays. Returns how many went."""
+        if tier not in (None, Tier.HBM, Tier.DRAM, Tier.SSD):
+            raise InvalidRequest(f"tier must be HBM, DRAM or SSD, or none for all, not {tier!r}")
         r, gone = self.residency, 0
         for row in self._asked_for(namespace_id, keys):
             if tier is Tier.HBM:
