@@ -58,8 +58,10 @@ def _data_path(text: str, query: str) -> DataPath:
     return known[value]
 
 
-def parse_url(text: str) -> StoreURL:
+def parse_url(text: object) -> StoreURL:
     """Raises `UnsupportedURL` with the forms that are known."""
+    if not isinstance(text, str) or "\0" in text:
+        raise UnsupportedURL(f"{text!r} is no URL; a store's URL is {_FORMS}")
     parts = urlsplit(text)
     data = _data_path(text, parts.query)
     if parts.fragment or (parts.query and parts.scheme == "file"):
@@ -82,4 +84,6 @@ def parse_url(text: str) -> StoreURL:
         if data == "shared":
             raise UnsupportedURL(f"{text!r}: memory is shared over a unix socket; use unix:///path")
         return StoreURL(text, "dns", host=host, port=port, data=data)
+    if parts.scheme == "tcp":
+        raise UnsupportedURL(f"{text!r}: clients write dns:///{parts.netloc} for a daemon's tcp://")
     raise UnsupportedURL(f"{text!r} has no scheme that is known here; a store's URL is {_FORMS}")

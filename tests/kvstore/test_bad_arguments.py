@@ -14,7 +14,7 @@ from doors import doors_of, opened, serving
 import kvstore
 from kvstore import Durability, Outlook, PutOutcome, Tier
 from kvstore.config import DaemonConfig, build_config
-from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.errors import ConfigError, InvalidRequest, UnsupportedURL
 
 KINDS = ("file", "unix?data=shared", "unix?data=port", "unix?data=grpc", "dns")
 NO_TIMES: list[Any] = [-1, -math.inf, math.nan, "30", True, [1]]
@@ -124,6 +124,18 @@ def test_a_client_is_opened_with_a_time_or_not_at_all(
             with kvstore.connect(url, deadline_s=value) as client:
                 assert client.stat().blocks >= 0
                 client.flush()
+
+
+@pytest.mark.parametrize("url", [5, None, b"file:///tmp/x", "file:///tmp/a\0b", "dns:///a\0b:1"])
+def test_what_is_no_url_is_refused(url: Any) -> None:
+    with pytest.raises(UnsupportedURL) as caught:
+        kvstore.connect(url)
+    assert repr(url) in str(caught.value)
+
+
+def test_the_listening_form_of_an_address_is_told_as_a_client_writes_it() -> None:
+    with pytest.raises(UnsupportedURL, match=r"dns:///127\.0\.0\.1:7000"):
+        kvstore.connect("tcp://127.0.0.1:7000")
 
 
 def test_sections_are_whole_numbers_of_any_kind(door: Door) -> None:
