@@ -106,7 +106,8 @@ class Audit:
             )
             errors = await self._driver.workers.run(Lane.BYTES, work)
             for row, slot, error in zip(rows, slots, errors, strict=True):
-                self._count(Tier.DRAM, core.index.keys[row], core.index.namespace[row], error)
+                number = core.index.namespace[row]
+                self._count(Tier.DRAM, core.index.keys[row], number, slot.length, error)
                 if error is not None and self._still_in(row, slot):
                     core.residency.quarantine(row, Tier.DRAM, error)
         finally:
@@ -142,7 +143,7 @@ class Audit:
             return
         for loaded, number in zip(reading.result(), numbers, strict=True):
             self._unreadable += isinstance(loaded.error, DiskError | DeviceError)
-            self._count(tier, loaded.load.key, number, loaded.error)
+            self._count(tier, loaded.load.key, number, loaded.load.length, loaded.error)
 
     async def _read(self, loads: Sequence[Load]) -> list[Loaded]:
         promotion = self._driver.core.promotion
@@ -168,10 +169,13 @@ class Audit:
         work = partial(read_loads, self._ssd, loads, frames)
         return (await self._driver.workers.run(Lane.READ, work))[0]
 
-    def _count(self, tier: Tier, key: bytes, number: int, error: Exception | None) -> None:
+    def _count(
+        self, tier: Tier, key: bytes, number: int, stored_bytes: int, error: Exception | None
+    ) -> None:
         self._frames[tier] += 1
         if error is None:
-            self._payload[tier] += self._driver.core.namespaces.payload_bytes()[number]
+            payload_bytes = self._driver.core.namespaces.payload_bytes()[number]
+            self._payload[tier] += payload_bytes or stored_bytes
         elif isinstance(error, FrameError):
             self._corrupt[key] = None
 

@@ -67,11 +67,13 @@ def _tier(
     core: Core, tier: Tier, place: PoolTier | LogTier, objects: int, live_bytes: int, why: str
 ) -> TierStat:
     payload = np.array([*core.namespaces.payload_bytes(), 0], np.int64)
-    numbers = core.index.view("namespace")[core.index.rows_on(tier)]
+    rows = core.index.rows_on(tier)
+    numbers = core.index.view("namespace")[rows]
+    own = payload[numbers]
     return TierStat(
         tier=tier,
         objects=objects,
-        payload_bytes=int(np.bincount(numbers, minlength=len(payload)) @ payload),
+        payload_bytes=int(np.where(own, own, core.index.view("stored_bytes")[rows]).sum()),
         used_bytes=place.used_bytes,
         budget_bytes=place.budget_bytes,
         accepting=not why,
@@ -118,7 +120,7 @@ def _info(core: Core, row: int, payload: Sequence[int], wall_s: float) -> BlockI
         parent=index.parent_key(row) or namespace_id,
         depth=index.depth[row],
         residency=Tier(index.tiers[row]),
-        payload_bytes=payload[number],
+        payload_bytes=payload[number] or index.stored_bytes[row],
         pins=index.pins[row],
         dirty=row in core.residency.dirty or row in core.residency.stranded,
         age_s=max(0.0, wall_s - index.created_wall_s[row]),

@@ -233,7 +233,8 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One block of a listing. `payload_bytes`: its sections'. `depth`: blocks before it."""
+    """One block of a listing. `payload_bytes`: its sections', or its whole frame where an index had
+    to be rebuilt and no client has told the layout since. `depth`: blocks before it."""
 
     key: bytes
     namespace_id: bytes

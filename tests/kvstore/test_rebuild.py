@@ -14,6 +14,7 @@ import pytest
 from engine_harness import engine_config, engine_test, opened, read_all
 from tiny_blocks import NS, blocks_of, keys_of
 
+from kvstore.block import Tier
 from kvstore.config import DaemonConfig, build_config
 from kvstore.errors import StoreLocked, Unavailable
 from kvstore.server.daemon import Daemon
@@ -105,3 +106,19 @@ async def test_a_daemon_told_to_stop_does_not_finish_it_first(tmp_path, monkeypa
     daemon.stop()
     await asyncio.wait_for(running, 5.0)
     assert not (tmp_path / "store" / "index.lmdb").exists()
+
+
+@engine_test
+async def test_blocks_of_an_unknown_layout_have_a_size_all_the_same(tmp_path):
+    stored = await store_without_index(tmp_path, 20)
+    async with opened(engine_config(tmp_path, **SMALL)) as engine:
+        report = await engine.verify()
+        assert (report.frames[Tier.SSD], report.clean) == (20, True)
+        on_ssd = next(t for t in engine.stat().tiers if t.tier is Tier.SSD)
+        whole = on_ssd.live_bytes
+        assert whole > 0
+        assert report.payload_bytes[Tier.SSD] == on_ssd.payload_bytes == whole
+        assert sum(b.payload_bytes for b in engine.ls(None, 100)) == whole
+        engine.open_namespace(NS)
+        sections = sum(len(s) for b in stored for s in b.sections)
+        assert (await engine.verify()).payload_bytes[Tier.SSD] == sections < whole
