@@ -141,6 +141,11 @@ class EvictionPolicy(ABC):
     def add(self, row: int) -> None:
         """A row entered the tier, as the most recently used. MUST NOT be in already."""
 
+    def add_all(self, rows: Chain) -> None:
+        """`add` for rows in the order in which they were foreseen; for some policies faster."""
+        new = np.asarray(rows, np.int64)
+        self.exchange(new, len(new), lambda row: False, len)
+
     @abstractmethod
     def touch(self, rows: Chain) -> None:
         """Rows were used together, root first. Rows that are not in are passed over."""

@@ -136,18 +136,25 @@ class Residency:
     def enter_dram(self, row: int, slot: Slot) -> None:
         """A READY row's bytes now lie in `slot`; dirty where no other tier has them. It MUST be
         told as arrived after (`policies.arrived`)."""
+        self.enter_dram_all((row,), (slot,))
+
+    def enter_dram_all(self, rows: Sequence[int], slots: Sequence[Slot]) -> None:
+        """`enter_dram` for rows in the order in which they were foreseen."""
         index = self.index
-        assert index.state[row] == READY
-        assert not index.tiers[row] & _DRAM
-        index.slot[row] = slot.page
-        index.stored_bytes[row] = slot.length
-        index.tiers[row] |= _DRAM
-        self.policies.frame_seen(slot.length)
-        self.dram_policy.add(row)
-        self.stranded.pop(row, None)
-        if self.ssd is not None and not index.tiers[row] & _SSD:
-            self.dirty[row] = None
-            self.dirty_bytes += slot.length
+        state, tiers = index.state, index.tiers
+        for row, slot in zip(rows, slots, strict=True):
+            assert state[row] == READY
+            assert not tiers[row] & _DRAM
+            index.slot[row] = slot.page
+            index.stored_bytes[row] = slot.length
+            tiers[row] |= _DRAM
+            self.stranded.pop(row, None)
+            if self.ssd is not None and not tiers[row] & _SSD:
+                self.dirty[row] = None
+                self.dirty_bytes += slot.length
+        if rows:
+            self.policies.frame_seen(slots[-1].length)
+            self.dram_policy.add_all(rows)
 
     def leave_dram(self, row: int) -> None:
         """The row's bytes leave DRAM; the caller knows that another tier holds them, or forgets

@@ -191,11 +191,14 @@ def fill_frame(filling: Filling) -> bool:
     that is what the caller's checksums promise; if not, the frame is of no use."""
     frame, name, shape, sections, checksums = filling
     target, spans = np.frombuffer(frame, np.uint8), shape.spans
-    whole = ((spans[0][0], spans[-1][1]),)
-    for (start, end), source in zip(whole if len(sections) == 1 else spans, sections, strict=True):
-        # NumPy copies without the GIL, a memoryview does not
-        np.copyto(target[start:end], as_bytes(source))
-    digests = [xxhash.xxh3_128_digest(frame[start:end]) for start, end in spans]
+    # NumPy copies without the GIL, a memoryview does not
+    if len(sections) == 1:
+        np.copyto(target[spans[0][0] : spans[-1][1]], as_bytes(sections[0]))
+    else:
+        for (start, end), source in zip(spans, sections, strict=True):
+            np.copyto(target[start:end], as_bytes(source))
+    digest = xxhash.xxh3_128_digest
+    digests = [digest(frame[start:end]) for start, end in spans]
     if checksums and b"".join(digests) != checksums:
         return False
     shape.seal(frame, name, digests)

@@ -49,13 +49,15 @@ class Puts:
         reservations, driver = self._reservations, self._driver
         draft = reservations.begin(namespace_id, [key for key, _ in blocks], refused)
         deadline = driver.deadline(driver.config.limits.room_wait_s_max)
+        wall_s = driver.clock.wall_s()
         try:
             for _, parent in blocks:
-                while not reservations.reserve_next(draft, parent, driver.clock.wall_s()):
+                while not reservations.reserve_next(draft, parent, wall_s):
                     driver.pump()
                     if not reservations.may_get_room() or not await driver.changed(deadline):
                         reservations.refuse_next(draft)
                         break
+                    wall_s = driver.clock.wall_s()
         except BaseException:
             reservations.abandon(draft)
             driver.pump()

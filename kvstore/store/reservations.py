@@ -6,7 +6,8 @@ READY at commit, if all its bytes came and were right and its parent is still th
 reservation ends, what did not become READY leaves nothing behind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -96,9 +97,13 @@ class Reservations:
                 f"{len(blocks)} blocks in one call pass limits.keys_per_call_max "
                 f"({self._limits.keys_per_call_max}); ask in parts"
             )
-        first = {key: i for i, (key, _) in reversed(list(enumerate(blocks)))}
+        self._check_names(number, blocks)
+        keys = [key for key, _ in blocks]
+        parents = [parent for _, parent in blocks]
+        if parents[1:] == keys[:-1] and len({*keys, *parents[:1]}) == len(keys) + 1:
+            return  # one chain, as most calls have it
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
         for i, (key, parent) in enumerate(blocks):
-            self._check_names(number, key, parent)
             if first.get(parent, -1) >= i:
                 raise BlockOutOfOrder(
                     f"block {i} ({key.hex()}) comes before its parent, block {first[parent]}"
@@ -113,21 +118,26 @@ class Reservations:
         self._drafts.add(draft)
         return draft
 
-    def _check_names(self, number: int, key: bytes, parent: bytes) -> None:
-        if len(key) != DIGEST_BYTES or len(parent) != DIGEST_BYTES:
-            raise InvalidRequest(
-                f"keys have {DIGEST_BYTES} B, not {len(key)} (block) and {len(parent)} (parent)"
-            )
-        row = self._residency.index.find(key)
-        if row is not None and self._residency.index.namespace[row] != number:
-            raise InvalidRequest(f"key {key.hex()} belongs to another namespace")
+    def _check_names(self, number: int, blocks: Sequence[tuple[bytes, bytes]]) -> None:
+        for key, parent in blocks:
+            if len(key) != DIGEST_BYTES or len(parent) != DIGEST_BYTES:
+                raise InvalidRequest(
+                    f"keys have {DIGEST_BYTES} B, not {len(key)} (block) and {len(parent)} (parent)"
+                )
+        index = self._residency.index
+        for key, _ in blocks:
+            row = index.find(key)
+            if row is not None and index.namespace[row] != number:
+                raise InvalidRequest(f"key {key.hex()} belongs to another namespace")
 
     def reserve_next(self, draft: Draft, parent: bytes, wall_s: float) -> bool:
         """Answer the draft's next block; False, with nothing changed, where it has no room now."""
         key = draft.keys[len(draft.outcomes)]
-        outcome = self._known(draft, key, parent)
+        above = self._parent_row(draft, parent)
+        outcome = self._known(draft, key, parent, above)
         if outcome is None:
-            incoming = self._insert(draft, key, parent, wall_s)
+            assert above is not None
+            incoming = self._insert(draft, key, parent, above, wall_s)
             if incoming is None:
                 return False
             draft.blocks[key] = incoming
@@ -140,13 +150,14 @@ class Reservations:
         draft.refused.add(draft.keys[len(draft.outcomes)])
         draft.outcomes.append(PutOutcome.NO_SPACE)
 
-    def _known(self, draft: Draft, key: bytes, parent: bytes) -> PutOutcome | None:
+    def _known(
+        self, draft: Draft, key: bytes, parent: bytes, above: int | None
+    ) -> PutOutcome | None:
         """The outcome where the index alone decides it."""
         index = self._residency.index
         row = index.find(key)
         if row is not None and index.state[row] != GHOST:
             return PutOutcome.PRESENT if index.state[row] == READY else PutOutcome.PENDING
-        above = self._parent_row(draft, parent)
         if above is None:
             if parent not in draft.refused:
                 return PutOutcome.PARENT_MISSING
@@ -162,6 +173,9 @@ class Reservations:
     def _parent_row(self, draft: Draft, parent: bytes) -> int | None:
         if parent == draft.namespace_id:
             return ROOT
+        reserved = draft.blocks.get(parent)
+        if reserved is not None:
+            return reserved.row
         index = self._residency.index
         row = index.find(parent)
         if row is None or index.state[row] == GHOST or index.namespace[row] != draft.number:
@@ -171,14 +185,14 @@ class Reservations:
     def _depth_below(self, row: int) -> int:
         return 0 if row == ROOT else self._residency.index.depth[row] + 1
 
-    def _insert(self, draft: Draft, key: bytes, parent: bytes, wall_s: float) -> Incoming | None:
+    def _insert(
+        self, draft: Draft, key: bytes, parent: bytes, above: int, wall_s: float
+    ) -> Incoming | None:
         r = self._residency
         size = self._namespaces.frame_bytes(draft.number)
         waiting = r.dirty_bytes and not r.log_stalled
         if waiting and r.dirty_bytes + size > self._write_back_bytes_max:
             return None
-        above = self._parent_row(draft, parent)
-        assert above is not None
         # held while room is made, or the parent might be what goes
         held = [above] if above >= 0 else []
         r.index.pin(held)
@@ -208,9 +222,10 @@ class Reservations:
         self._drafts.discard(draft)
         ttl_s = self.rights.clamp_ttl(ttl_s)
         metrics = self._residency.metrics
-        for outcome in draft.outcomes:
-            if outcome is not PutOutcome.STORED:
-                metrics.add(f"put_{outcome.name.lower()}_blocks")
+        counts = Counter(draft.outcomes)
+        # those to be stored are counted when they are
+        del counts[PutOutcome.STORED]
+        self._count(counts)
         if not draft.blocks:
             return 0, ttl_s
         try:
@@ -269,11 +284,11 @@ class Reservations:
         """Make what is whole READY and drop the rest; the draft then has the final outcomes."""
         draft = self.rights.get(reservation_id, now_s).held
         self.rights.end(reservation_id)
-        r, stored = self._residency, []
+        r, stored, counts = self._residency, [], Counter[PutOutcome]()
         for incoming in draft.blocks.values():
             outcome = self._verdict(incoming)
             draft.outcomes[incoming.place] = outcome
-            r.metrics.add(f"put_{outcome.name.lower()}_blocks")
+            counts[outcome] += 1
             if outcome is PutOutcome.STORED:
                 r.index.make_ready(incoming.row)
                 self.settled.append(incoming.key)
@@ -281,14 +296,18 @@ class Reservations:
             else:
                 self._give_up(incoming)
         draft.blocks.clear()
+        self._count(counts)
         layout = self._namespaces.layout(draft.number)
         r.metrics.add("written_payload_bytes", len(stored) * layout.block_bytes)
         rows = [incoming.row for incoming in stored]
         r.policies.expected(rows)
-        for incoming in stored:
-            r.enter_dram(incoming.row, incoming.slot)
+        r.enter_dram_all(rows, [incoming.slot for incoming in stored])
         r.policies.arrived(rows, Tier.DRAM)
         return draft
+
+    def _count(self, outcomes: Mapping[PutOutcome, int]) -> None:
+        for outcome, blocks in outcomes.items():
+            self._residency.metrics.add(f"put_{outcome.name.lower()}_blocks", blocks)
 
     def _verdict(self, incoming: Incoming) -> PutOutcome:
         index = self._residency.index

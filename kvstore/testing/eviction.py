@@ -88,6 +88,29 @@ class EvictionPolicyContract:
         policy.check_integrity()
         assert sorted(drain(policy)) == chain[:11]
 
+    def test_rows_added_together_go_as_those_added_one_by_one(self) -> None:
+        random, together, singly = np.random.default_rng(1), self.make(), self.make()
+        chain: list[int] = []
+        for _ in range(50):
+            if random.random() < 0.3:
+                chain = []
+            held, start = len(chain), len(together)
+            chain = [*chain, *range(start, start + int(random.integers(1, 9)))]
+            how, early = random.integers(3), int(random.integers(len(chain) - held))
+            for policy in (together, singly):
+                if how:
+                    (policy.foresee if how == 1 or not held else policy.continued)(chain, held)
+                for row in chain[held : held + early]:
+                    policy.add(row)
+                if policy is together:
+                    policy.add_all(chain[held + early :])
+                else:
+                    for row in chain[held + early :]:
+                        policy.add(row)
+                policy.arrived(chain)
+                policy.check_integrity()
+        assert drain(together) == drain(singly)
+
     def test_useless_rows_go_first_in_the_order_given(self) -> None:
         policy = self.filled(10)
         policy.cool([7, 2, 99])

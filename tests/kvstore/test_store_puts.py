@@ -80,12 +80,25 @@ def test_bytes_that_do_not_match_their_checksum_are_not_stored(store, ns):
     check(store)
 
 
+def test_every_outcome_of_a_put_is_counted_per_block(store, ns):
+    blocks = blocks_of(ns, range(4))
+    wrong = type(blocks[3])(blocks[3].key, blocks[3].parent, blocks[3].sections, [b"c" * 16] * 4)
+    store.put(ns, blocks[:2])
+    outcomes = store.put(ns, [*blocks[:3], wrong])
+    assert outcomes == [PutOutcome.PRESENT] * 2 + [STORED, PutOutcome.CORRUPT]
+    counted = {name: n for name, n in store.metrics.counts.items() if n and name.startswith("put_")}
+    assert counted == {"put_stored_blocks": 3, "put_present_blocks": 2, "put_corrupt_blocks": 1}
+
+
 def test_a_child_before_its_parent_changes_nothing(store, ns):
     blocks = blocks_of(ns, range(3))
     with pytest.raises(BlockOutOfOrder, match="block 0"):
         store.reserve(ns, names_of(blocks[::-1]))
     with pytest.raises(BlockOutOfOrder):
         store.reserve(ns, [(blocks[0].key, blocks[0].key)])
+    ring = [(blocks[0].key, blocks[2].key), *names_of(blocks[1:])]
+    with pytest.raises(BlockOutOfOrder, match="block 0"):
+        store.reserve(ns, ring)
     assert len(store.core.index) == 0
     check(store)
 
