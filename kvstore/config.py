@@ -52,6 +52,13 @@ def _check_order(settings: BaseModel, low: str, high: str) -> None:
         )
 
 
+def _parse_directory(value: object) -> object:
+    # it would be the working directory, which nobody means
+    if value == "":
+        raise ValueError("an empty path is no directory; name one, or leave it out for DRAM only")
+    return value
+
+
 def _parse_indices(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -273,7 +280,7 @@ class LimitsConfig(_Settings):
 class StoreConfig(_Settings):
     """One store. `dir`: where the SSD tier lives; without it (or without `ssd`) there is none."""
 
-    dir: Path | None = None
+    dir: Annotated[Path | None, BeforeValidator(_parse_directory)] = None
     hbm: HbmConfig = HbmConfig(device="off")
     dram: DramConfig = DramConfig()
     ssd: SsdConfig | None = SsdConfig()

@@ -56,7 +56,7 @@ def serve(
         Path | None, typer.Option(help="TOML file with settings; flags win over it.")
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where the SSD tier lives; without it, DRAM only.")
+        str | None, typer.Option("--dir", help="Where the SSD tier lives; without it, DRAM only.")
     ] = None,
     listen: Annotated[
         str | None,

@@ -41,7 +41,7 @@ def test_known_forms(text: str, scheme: str, target: str | None) -> None:
         ("unix:///" + "s" * 120, "107 B"),
         ("dns:///localhost", "host:port"),
         ("dns:///:7700", "host:port"),
-        ("dns:///localhost:99999", "ort out of range"),
+        ("dns:///localhost:99999", "0 to 65535, not .localhost:99999."),
         ("dns:///localhost:port", "port"),
         ("file:///kv?dram=1", "data= and one of auto, grpc, port, shared"),
         ("file:///kv?data=port", "no \\? or # part"),

@@ -32,7 +32,10 @@ def test_unix_and_tcp() -> None:
         ("tcp://0.0.0.0:7700", "not a loopback address"),
         ("tcp://192.168.1.1:7700", "not a loopback address"),
         ("tcp://example.invalid:7700", "not a loopback address"),
-        ("tcp://127.0.0.1:70000", "ort out of range"),
+        ("tcp://127.0.0.1:70000", "0 to 65535, not '127.0.0.1:70000'"),
+        ("tcp://127.0.0.1:-1", "0 to 65535, not '127.0.0.1:-1'"),
+        ("tcp://127.0.0.1:http", "0 to 65535, not '127.0.0.1:http'"),
+        ("tcp://[::1", "host:port.*not '\\[::1'"),
     ],
 )
 def test_wrong_addresses_say_what_is_right(text: str, says: str) -> None:

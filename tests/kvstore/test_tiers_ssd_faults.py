@@ -136,6 +136,23 @@ def test_a_full_disk_at_the_start_is_a_clear_error() -> None:
         open_sim(SimDisk(capacity_bytes=0))
 
 
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOMEM, r"ENOMEM.*lower dram\.budget_bytes or ssd\.index_map_bytes_max"),
+        (errno.ENFILE, r"ENFILE.*fs\.file-max"),
+        (errno.EEXIST, r"EEXIST.*choose a directory"),
+        (errno.ENOTDIR, r"ENOTDIR.*choose a directory"),
+    ],
+)
+def test_an_error_at_the_start_says_what_to_do(number: int, advice: str) -> None:
+    disk = SimDisk()
+    disk.before = fail_next("mkdir", number)
+    with pytest.raises(DiskError, match=advice) as caught:
+        open_sim(disk)
+    assert "kernel log" not in str(caught.value)
+
+
 @pytest.mark.parametrize("what", ["listdir", "open", "open_index", "disk_bytes", "free_bytes"])
 def test_a_failed_open_leaves_everything_free(what: str) -> None:
     disk = SimDisk()

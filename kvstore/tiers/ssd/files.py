@@ -31,9 +31,14 @@ _ADVICE = {
     errno.EACCES: "give this user write access, or choose another directory",
     errno.EPERM: "give this user write access, or choose another directory",
     errno.EIO: "the disk failed; look at the kernel log, and replace it if this repeats",
-    errno.ENOENT: "a file of the store is gone; restart the store to check what is left",
+    errno.ENOENT: "where a store was, a file of it is gone: restart it to check what is left; else "
+    "no directory can be made there: choose another",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENOTDIR: "choose a directory",
+    errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
+    errno.ENOMEM: "free some memory or raise the process's limit of it (ulimit -v), or lower "
+    "dram.budget_bytes or ssd.index_map_bytes_max",
+    errno.ENOTDIR: "a file stands where a directory should; choose a directory",
+    errno.EEXIST: "a file stands where a directory should; choose a directory",
 }
 
 
