@@ -25,6 +25,7 @@ STATUS_OF_ERROR: dict[type[KVStoreError], grpc.StatusCode] = {
     errors.ReservationExpired: _Code.FAILED_PRECONDITION,
     errors.Overloaded: _Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: _Code.UNAVAILABLE,
+    errors.WrongProcess: _Code.FAILED_PRECONDITION,
     errors.StoreLocked: _Code.FAILED_PRECONDITION,
     errors.StoreFormatError: _Code.DATA_LOSS,
     errors.DiskError: _Code.INTERNAL,
