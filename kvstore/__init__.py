@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         BlockData,
         BlockPut,
         Durability,
+        HbmBlock,
         Match,
         Outcome,
         Outlook,

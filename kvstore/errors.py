@@ -13,6 +13,7 @@
     ├── ReservationExpired        the reservation has lapsed, was committed or was aborted
     ├── Overloaded                a bounded queue is full; try again later
     ├── Unavailable               the daemon can't be reached, is draining, or the deadline passed
+    ├── WrongProcess              the client was opened before a fork, by the parent
     ├── StoreLocked               another process holds the store's directory
     ├── StoreFormatError          a file of the store has an unknown format or version
     ├── DiskError                 the medium failed or is full; the message has path and errno

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from kvstore.block import (
 )
 from kvstore.client import batching
 from kvstore.client.arguments import (
+    as_list,
     check_deadline,
     check_member,
     check_tier,
@@ -349,7 +350,7 @@ class AsyncClient(AsyncWindows):
     async def put(
         self,
         ns: NamespaceHandle,
-        blocks: Sequence[BlockPut],
+        blocks: Iterable[BlockPut],
         durability: Durability = Durability.ACCEPTED,
     ) -> list[PutOutcome]:
         """Store blocks, parents before children; one outcome per block.
@@ -358,6 +359,7 @@ class AsyncClient(AsyncWindows):
         the way leaves the earlier batches stored. Raises `WrongSectionSize`, `BlockOutOfOrder`.
         """
         check_member(Durability, durability, "durability")
+        blocks = as_list(blocks, BlockPut, "blocks")
         views = batching.check_blocks(blocks, ns.layout)
         ends_s = time.monotonic() + self.deadline_s
         if self._transport.moves_bulk:

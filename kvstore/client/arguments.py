@@ -1,5 +1,6 @@
 """What a client makes of a call's plain arguments, alike before every door."""
 
+from collections.abc import Iterable
 from typing import SupportsFloat, TypeVar
 
 from kvstore.block import Durability, Outlook, Tier
@@ -9,6 +10,7 @@ WAIT_S_MAX = 366 * 86_400.0
 """A deadline beyond it, infinity too, is this: the clocks and timers below take no more."""
 _TIERS = (Tier.HBM, Tier.DRAM, Tier.SSD)
 _E = TypeVar("_E", Durability, Outlook)
+_T = TypeVar("_T")
 
 
 def _number(value: object, what: str) -> float:
@@ -61,3 +63,15 @@ def check_member(kind: type[_E], value: object, what: str) -> _E:
         known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         raise InvalidRequest(f"{what} must be one of {known}, not {value!r}")
     return value
+
+
+def as_list(values: Iterable[_T], kind: type[_T], what: str) -> list[_T]:
+    """What any iterable gives, a generator too, which gives it once. Raises `InvalidRequest` where
+    it is none, or gives something of another kind."""
+    if not isinstance(values, Iterable):
+        raise InvalidRequest(f"{what} must be a list of {kind.__name__}, not {values!r}")
+    given = list(values)
+    for value in given:
+        if not isinstance(value, kind):
+            raise InvalidRequest(f"{what} must be of {kind.__name__} alone, not {value!r}")
+    return given

@@ -1,7 +1,7 @@
 """The client, blocking: `kvstore.client.aio.AsyncClient` call by call over a blocking transport."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from kvstore.block import (
@@ -159,7 +159,7 @@ class Client:
     def put(
         self,
         ns: NamespaceHandle,
-        blocks: Sequence[BlockPut],
+        blocks: Iterable[BlockPut],
         durability: Durability = Durability.ACCEPTED,
     ) -> list[PutOutcome]:
         """Store blocks, parents before children; one outcome per block."""

@@ -149,6 +149,25 @@ def test_sections_are_whole_numbers_of_any_kind(door: Door) -> None:
         refused(door, lambda v=value: door.client.read(lease, [block.key], [v]), value)
 
 
+def test_blocks_come_from_any_iterable(door: Door) -> None:
+    ns = door.open()
+    blocks = chain(ns, 5)
+    keys = keys_of(blocks)
+    put = door.client.put
+    assert door.do(put(ns, (b for b in blocks[:3]))) == [PutOutcome.STORED] * 3
+    assert door.do(put(ns, iter(blocks[3:]), Durability.DURABLE)) == [PutOutcome.STORED] * 2
+    lease = door.do(door.client.acquire(ns, keys))
+    read = door.do(door.client.read(lease, keys))
+    assert [[bytes(s) for s in r.sections] for r in read] == [b.sections for b in blocks]
+    (other,) = chain(ns, 1, seed=1)
+    refused(door, lambda: put(ns, 5), 5)
+    refused(door, lambda: put(ns, other), other)
+    for value in (None, other.key, (other.key, other.parent)):
+        refused(door, lambda v=value: put(ns, (b for b in (other, v))), value)
+    assert type(door.fails(lambda: put(ns, (b for b in ())))) is InvalidRequest
+    assert door.do(door.client.match(ns, [other.key])).hit_blocks == 0
+
+
 def test_a_listing_goes_on_behind_a_key_alone(door: Door) -> None:
     for after in (b"x", b"", "x" * 32, 5):
         error = door.fails(lambda a=after: door.client.ls(after=a))

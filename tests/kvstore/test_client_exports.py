@@ -1,9 +1,13 @@
 """What `import kvstore` promises."""
 
+import ast
+import inspect
+import re
+
 import pytest
 
 import kvstore
-from kvstore import block, client, namespace, prefix_hash
+from kvstore import block, client, errors, namespace, prefix_hash
 
 PROMISED = [
     *("connect", "connect_async", "Namespace", "Layout", "SectionSpec", "DS41F_LAYOUT"),
@@ -34,3 +38,22 @@ def test_every_export_resolves() -> None:
 def test_other_names_are_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = kvstore.conect
+
+
+def test_a_type_checker_sees_every_export() -> None:
+    (seen,) = [n for n in ast.parse(inspect.getsource(kvstore)).body if isinstance(n, ast.If)]
+    names = [
+        alias.name for node in seen.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    assert sorted(names) == sorted(kvstore.__all__)
+
+
+def test_the_tree_of_errors_has_every_error_below_its_parent() -> None:
+    tree, above = {}, {}
+    for bars, name in re.findall(r"^    ([│├└─ ]*)(\w+)", errors.__doc__ or "", re.MULTILINE):
+        depth = len(bars) // 4
+        above[depth] = name
+        tree[name] = above.get(depth - 1)
+    classes = dict(inspect.getmembers(errors, inspect.isclass))
+    bases = {name: cls.__base__.__name__ for name, cls in classes.items()}
+    assert tree == bases | {"KVStoreError": None}
