@@ -26,6 +26,7 @@ from kvstore.errors import ConfigError
 from kvstore.server.allocator import keep_freed_memory
 from kvstore.server.gate import Gate
 from kvstore.server.listen import bind, parse_listen, parse_loopback, remove_socket
+from kvstore.server.machine import budget_warnings, files_warnings, raise_open_files
 from kvstore.server.messages import SERVICE
 from kvstore.server.metrics import CallMetrics, StoreCollector, serve_metrics
 from kvstore.server.port.port import DataPort, data_listen
@@ -215,6 +216,8 @@ async def serve(config: DaemonConfig, on_ready: Callable[[str], None] | None = N
     """
     daemon = Daemon(config)
     keep_freed_memory()
+    for warning in (*budget_warnings(config), *files_warnings(config, raise_open_files())):
+        _log.warning("%s", warning)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)
