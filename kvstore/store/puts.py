@@ -18,6 +18,8 @@ from kvstore.tiers.frame import CHECKSUM_BYTES, BlockName, BlockShape
 _PUT_DRAM_FRACTION = 4
 _PIECE_BYTES_MIN = 4 << 20
 """Less is not worth another worker: they share the interpreter, and waking one takes time."""
+Copy = asyncio.Task[list[bool]]
+"""Fills some slots; whether each has what was promised."""
 Source = tuple[Sequence[Buffer], bytes]
 """One block's sections and checksums, as `Filling` has them."""
 
@@ -28,7 +30,7 @@ class Puts:
     def __init__(self, driver: Driver, dram: SlotTier) -> None:
         self._driver, self._dram = driver, dram
         self._reservations = driver.core.reservations
-        self._copies: dict[int, set[asyncio.Task[None]]] = {}
+        self._copies: dict[int, set[Copy]] = {}
 
     # reserve
 
@@ -81,15 +83,15 @@ class Puts:
         incoming = self._reservations.start_copy(reservation_id, key, now_s)
         packed, shape = b"".join(checksums or ()), BlockShape.of(layout.section_bytes)
         work = [(incoming, self._filling(draft, incoming, shape, sections, packed))]
-        # in a task of its own: the slot is in use until the copy is over, whoever has gone by then
-        task = self._driver.loop.create_task(self._copy(work))
-        self._copies.setdefault(reservation_id, set()).add(task)
-        task.add_done_callback(partial(self._copied, reservation_id))
-        await asyncio.shield(task)
+        copies = self._start_copies(work)
+        self._copies.setdefault(reservation_id, set()).update(copies)
+        for copy in copies:
+            copy.add_done_callback(partial(self._forget_copy, reservation_id))
+        await _over(copies)
 
-    def _copied(self, reservation_id: int, task: "asyncio.Task[None]") -> None:
+    def _forget_copy(self, reservation_id: int, copy: Copy) -> None:
         copies = self._copies[reservation_id]
-        copies.discard(task)
+        copies.discard(copy)
         if not copies:
             del self._copies[reservation_id]
 
@@ -110,26 +112,23 @@ class Puts:
         )
         return Filling(self._dram.view(incoming.slot), name, shape, sections, checksums)
 
-    async def _copy(self, work: Sequence[tuple[Incoming, Filling]]) -> None:
-        """Fill slots, many of them in parallel; whatever happens, their copies end."""
+    def _start_copies(self, work: Sequence[tuple[Incoming, Filling]]) -> list[Copy]:
+        """Fill slots, many of them in parallel. Tasks of their own: a slot is in use until its copy
+        is over, whoever has gone by then."""
         parts = self._driver.config.migration.verify_workers
         step = max(-(-len(work) // parts), _PIECE_BYTES_MIN // len(work[0][1].frame))
-        pieces = [work[at : at + step] for at in range(0, len(work), step)]
-        results = await asyncio.gather(
-            *(
-                self._driver.workers.run(Lane.BYTES, partial(_fill_all, [f for _, f in piece]))
-                for piece in pieces
-            ),
-            return_exceptions=True,
-        )
-        error = None
-        for piece, result in zip(pieces, results, strict=True):
-            if isinstance(result, BaseException):
-                error, result = result, [False] * len(piece)
-            self._reservations.end_copies([incoming for incoming, _ in piece], result)
+        copies = []
+        for at in range(0, len(work), step):
+            blocks, fillings = zip(*work[at : at + step], strict=True)
+            run = self._driver.workers.run(Lane.BYTES, partial(_fill_all, fillings))
+            copies.append(self._driver.loop.create_task(run))
+            copies[-1].add_done_callback(partial(self._end_copies, blocks))
+        return copies
+
+    def _end_copies(self, blocks: Sequence[Incoming], copy: Copy) -> None:
+        failed = copy.cancelled() or copy.exception() is not None
+        self._reservations.end_copies(blocks, [False] * len(blocks) if failed else copy.result())
         self._driver.pump()
-        if error is not None:
-            raise error
 
     # commit
 
@@ -264,7 +263,7 @@ class Puts:
             for incoming in self._reservations.start_copies(draft)
         ]
         try:
-            await asyncio.shield(self._driver.loop.create_task(self._copy(work)))
+            await _over(self._start_copies(work))
         except BaseException:
             self.abort(reservation_id)
             raise
@@ -312,6 +311,13 @@ def check_packed(layout: Layout, blocks: PackedBlocks) -> None:
 
 def _shifted(source: Callable[[int], Source], first: int, place: int) -> Source:
     return source(first + place)
+
+
+async def _over(copies: Sequence[Copy]) -> None:
+    """Until all of them are; raises what one of them did."""
+    await asyncio.wait(copies)
+    for copy in copies:
+        copy.result()
 
 
 def _fill_all(work: Sequence[Filling]) -> list[bool]:
