@@ -10,6 +10,7 @@ from tiny_blocks import NS, blocks_of, keys_of, names_of
 
 from kvstore.block import BlockPut, Durability, Outcome, PutOutcome, Tier
 from kvstore.errors import InvalidRequest, ReservationExpired, WrongSectionSize
+from kvstore.migration.workers import Lane
 from kvstore.namespace import DS41F_LAYOUT, Namespace
 from kvstore.testing.clock import ManualClock
 
@@ -36,6 +37,73 @@ async def test_sections_come_out_as_they_went_in(tmp_path):
             frames.done()
             frames.done()
             assert frames.sections == ()
+
+
+class HeldWorkers:
+    """Copies begin once `go` is set; then `wrong` is raised where it is given."""
+
+    def __init__(self, wrong=None):
+        self.go, self.wrong = asyncio.Event(), wrong
+
+    async def run(self, lane, work):
+        if lane is Lane.BYTES:
+            await self.go.wait()
+            if self.wrong is not None:
+                raise self.wrong
+        return work()
+
+    def close(self):
+        pass
+
+
+async def put_written(engine, ns, blocks):
+    """Reserve and write, one call after another."""
+    grant = await engine.reserve(ns, names_of(blocks))
+    for block in blocks:
+        await engine.write(grant.reservation_id, block.key, block.sections)
+
+
+@pytest.mark.parametrize("how", ["put", "write"])
+@engine_test
+async def test_a_slot_is_in_use_until_its_copy_is_over_whoever_has_gone(how):
+    workers = HeldWorkers()
+    async with opened(engine_config(None), workers=workers, first_id=1) as engine:
+        ns = engine.open_namespace(NS)
+        blocks = blocks_of(ns, range(3))
+        work = engine.put(ns, blocks) if how == "put" else put_written(engine, ns, blocks)
+        task = asyncio.create_task(work)
+        while not engine._core.residency.slots_in_use:
+            await asyncio.sleep(0)
+        used = engine._core.residency.slots_in_use
+        task.cancel()
+        await asyncio.wait([task])
+        await engine.abort(1)
+        assert task.cancelled()
+        assert engine._core.residency.slots_in_use == used
+        assert engine.stat().tiers[0].used_bytes
+        engine.check_integrity()
+        workers.go.set()
+        while engine._core.residency.slots_in_use:
+            await asyncio.sleep(0)
+        assert engine.stat().tiers[0].used_bytes == 0
+        engine.check_integrity()
+        assert await engine.put(ns, blocks) == [STORED] * 3
+
+
+@pytest.mark.parametrize("how", ["put", "write"])
+@engine_test
+async def test_a_copy_that_fails_is_told_and_leaves_nothing(how):
+    workers = HeldWorkers(MemoryError("no more"))
+    workers.go.set()
+    async with opened(engine_config(None), workers=workers, first_id=1) as engine:
+        ns = engine.open_namespace(NS)
+        blocks = blocks_of(ns, range(3))
+        with pytest.raises(MemoryError, match="no more"):
+            await (engine.put(ns, blocks) if how == "put" else put_written(engine, ns, blocks))
+        await engine.abort(1)
+        assert engine.stat().tiers[0].used_bytes == 0
+        assert engine._core.residency.slots_in_use == 0
+        engine.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "array", "wide array", "memoryview"])
