@@ -9,8 +9,9 @@
 
 from typing import Any
 
-from kvstore.client.aio import DEADLINE_S_DEFAULT, AsyncClient, AsyncLease
+from kvstore.client.aio import DEADLINE_S_DEFAULT, AsyncClient
 from kvstore.client.arguments import check_deadline
+from kvstore.client.lease import AsyncLease
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.sync import Client, Lease
 from kvstore.client.transport import Transport, run_now

@@ -28,12 +28,12 @@ from kvstore.client.arguments import (
     check_ttl,
     check_wait,
 )
+from kvstore.client.lease import AsyncLease
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Arrived, BulkRead, Progress, Transport
 from kvstore.client.windows import AsyncWindows
 from kvstore.errors import (
     InvalidRequest,
-    LeaseExpired,
     ReservationExpired,
     Unavailable,
     UnknownNamespace,
@@ -45,7 +45,6 @@ from kvstore.server.port.sockets import room_for
 from kvstore.store.types import (
     BlockFrames,
     BlockInfo,
-    LeaseGrant,
     ReservationGrant,
     Stat,
     VerifyReport,
@@ -70,54 +69,6 @@ def _left_s(ends_s: float) -> float:
 def _check_reservation(reservation_id: int) -> None:
     if not 0 <= reservation_id < 1 << 64:
         raise ReservationExpired(f"reservation {reservation_id} was never granted")
-
-
-class AsyncLease:
-    """A client's time-bounded right to the blocks of a prefix; an async context manager.
-
-    `blocks`: how many of `keys`, from the first on, are pinned. `match`: what the lookup found.
-    """
-
-    def __init__(
-        self,
-        client: "AsyncClient",
-        namespace: NamespaceHandle,
-        keys: Sequence[bytes],
-        grant: LeaseGrant,
-    ) -> None:
-        self._client = client
-        self.namespace = namespace
-        self.id = grant.lease_id
-        self.keys = tuple(keys[: grant.blocks])
-        self.blocks = grant.blocks
-        self.ttl_s = grant.ttl_s
-        self.match = grant.match
-        self._shown: set[bytes] = set()
-
-    async def renew(self, ttl_s: float | None = None) -> float:
-        """Hold it for `ttl_s` from now on; returns what was granted. Raises `LeaseExpired`."""
-        ttl_s = check_ttl(ttl_s)
-        self.ttl_s = await self._client._transport.renew(self.id, ttl_s, self._client.deadline_s)
-        return self.ttl_s
-
-    async def release(self) -> None:
-        """Give it back. One that has expired is as good as given back."""
-        await self._client._transport.release(self.id, self._client.deadline_s)
-
-    async def __aenter__(self) -> "AsyncLease":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.release()
-        except (Unavailable, LeaseExpired, WrongProcess) as e:
-            # It expires by itself; the error of the body, if any, is the one to see.
-            _log.debug("lease %d was not released: %s", self.id, e)
 
 
 class AsyncClient(AsyncWindows):

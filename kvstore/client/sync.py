@@ -20,8 +20,8 @@ from kvstore.client.aio import (
     LS_LIMIT_DEFAULT,
     VERIFY_DEADLINE_S_DEFAULT,
     AsyncClient,
-    AsyncLease,
 )
+from kvstore.client.lease import AsyncLease
 from kvstore.client.namespaces import NamespaceHandle
 from kvstore.client.transport import Progress, Transport, run_now
 from kvstore.namespace import Namespace
