@@ -19,6 +19,7 @@ AHEAD = 2
 """Batches asked for or sent before the answer to the first is waited for."""
 PIECE_BYTES = 1 << 20
 """What is received before it is verified, while the socket's buffers fill again."""
+_HIT = bytes((Outcome.HIT.value,))
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +31,7 @@ class Reading:
         self._read, self.lease = read, lease
         self._ends_s = time.monotonic() + timeout_s
         self._pieces = Pieces.of(tuple(read.section_bytes), tuple(read.sections))
+        self._sizes = [b - a for a, b in self._pieces.spans]
         self._blocks: list[BlockData | None] = [None] * len(read.keys)
         self._corrupt: list[bytes] = []
         self.all = list(range(len(read.keys)))
@@ -133,8 +135,7 @@ class Reading:
 
     def fetch(self, stream: PortStream, wanted: Sequence[int], limits: tuple[int, int]) -> None:
         """Ask the daemon for blocks, some batches ahead, and verify each while the next comes."""
-        sizes = [b - a for a, b in self._pieces.spans]
-        size = batching.bulk_blocks(sizes, batching.BULK_READ_BYTES, *limits)
+        size = batching.bulk_blocks(self._sizes, batching.BULK_READ_BYTES, *limits)
         batches = [wanted[part] for part in batching.batches(len(wanted), size)]
         locate = self.lease is not None
         again: list[int] = []
@@ -163,13 +164,15 @@ class Reading:
         """Take one answer, and verify what comes on the stream while the rest comes."""
         head, message = stream.receive(self._ends_s)
         reply = pb.BulkReadReply.FromString(message)
-        if not len(reply.outcomes) == len(reply.tiers) == len(batch):
+        outcomes, tiers = reply.outcomes, reply.tiers
+        if not len(outcomes) == len(tiers) == len(batch):
             raise StreamLost("an answer to another read", answered=True)
-        hits = [i for i, n in zip(batch, reply.outcomes, strict=True) if n == Outcome.HIT.value]
-        expected = [self._read.section_bytes[i] for i in self._read.sections]
-        if hits and list(reply.section_bytes) != expected:
+        hits = batch
+        if outcomes != _HIT * len(batch):
+            hits = [i for i, n in zip(batch, outcomes, strict=True) if n == Outcome.HIT.value]
+        if hits and list(reply.section_bytes) != self._sizes:
             raise StreamLost("sections of another layout", answered=True)
-        tier_of = {i: Tier(n) for i, n in zip(batch, reply.tiers, strict=True)}
+        tier_of = dict(zip(batch, map(messages.TIERS.__getitem__, tiers), strict=True))
         sent = hits
         if self.lease is not None and reply.arena_id == self.lease.arena.instance_id:
             places = np.frombuffer(reply.slots, "<u8").reshape(-1, 2)
@@ -178,13 +181,14 @@ class Reading:
             for tier in set(map(tier_of.__getitem__, there)):
                 again += self.copy([i for i in there if tier_of[i] is tier], tier)
         stride, step = self._pieces.stride, wire.CHECKSUM_BYTES * len(self._pieces.spans)
-        if head.body_bytes != len(sent) * stride or len(reply.checksums) != len(sent) * step:
+        checksums = reply.checksums
+        if head.body_bytes != len(sent) * stride or len(checksums) != len(sent) * step:
             raise StreamLost("a body of another size", answered=True)
         at = 0
         for first, last in _runs(sent, max(1, PIECE_BYTES // stride)):
             stream.receive_body(self._read.into[first * stride : (last + 1) * stride], self._ends_s)
             for i in range(first, last + 1):
-                self._verify(i, reply.checksums[at : at + step], tier_of[i])
+                self._verify(i, checksums[at : at + step], tier_of[i])
                 at += step
 
     def _verify(self, i: int, checksums: bytes, tier: Tier) -> None:

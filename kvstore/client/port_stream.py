@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import select
@@ -62,6 +63,12 @@ class PortStream:
 
     def __init__(self, sock: socket.socket, staging: Staging | None) -> None:
         self._sock = sock
+        # asked only when nothing can be moved: a timeout of the socket's own costs two system calls
+        # more each time
+        sock.setblocking(False)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         self._have = 0
         self._calls = 0
@@ -115,8 +122,8 @@ class PortStream:
         parts = frames.encode(Kind.OPEN, request.SerializeToString())
         self.unanswered = 1
         fds = sockets.with_fd(self._staging.fd) if self._staging is not None else []
-        self._set_timeout(deadline)
         self._sock.sendmsg(parts, fds)
+        _wait(self._readable, deadline)
         got, received = sockets.receive_with_fds(self._sock, self._inbox, 1)
         try:
             self._have = got
@@ -133,12 +140,6 @@ class PortStream:
         if self._staging is not None and self.opened.staging:
             self.staging = self._staging.view
 
-    def _set_timeout(self, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left_s)
-
     def send(self, method: str, message: bytes, body: Parts, deadline: float) -> None:
         """Ask. Raises `StreamLost`, and `Unavailable` after `deadline` (monotonic)."""
         self._calls = (self._calls + 1) & 0xFFFFFFFF
@@ -154,9 +155,8 @@ class PortStream:
         self.used = True
         self.unanswered += 1
         try:
-            while parts:
-                self._set_timeout(deadline)
-                parts = sockets.unsent(parts, self._sock.sendmsg(parts[: frames.PARTS_MAX]))
+            while parts := sockets.send_now(self._sock, parts):
+                _wait(self._writable, deadline)
         except TimeoutError:
             raise Unavailable("the daemon took nothing within the deadline") from None
         except OSError as e:
@@ -198,8 +198,11 @@ class PortStream:
 
     def _receive_into(self, into: memoryview, deadline: float, answered: bool) -> int:
         try:
-            self._set_timeout(deadline)
-            got = self._sock.recv_into(into)
+            # an answer is waited for, the rest of a body is mostly there
+            got = self._receive_now(into) if answered else None
+            while got is None:
+                _wait(self._readable, deadline)
+                got = self._receive_now(into)
         except TimeoutError:
             raise Unavailable("the daemon did not answer within the deadline") from None
         except OSError as e:
@@ -207,6 +210,13 @@ class PortStream:
         if not got:
             raise StreamLost("closed by the daemon", answered or bool(self._have))
         return got
+
+    def _receive_now(self, into: memoryview) -> int | None:
+        """How much came, 0 at the connection's end; None where nothing is there yet."""
+        try:
+            return self._sock.recv_into(into)
+        except (BlockingIOError, InterruptedError):
+            return None
 
     def receive_body(self, into: memoryview, deadline: float) -> None:
         """Fill `into` with the next bytes of the body."""
@@ -238,6 +248,14 @@ class PortStream:
     def close(self) -> None:
         """Idempotent."""
         self._sock.close()
+
+
+def _wait(ready: select.poll, deadline: float) -> None:
+    """Until a socket is ready. Raises `TimeoutError` after `deadline` (monotonic)."""
+    left_s = deadline - time.monotonic()
+    # rounded up: a wait of nothing would only look
+    if left_s <= 0 or not ready.poll(math.ceil(left_s * 1000)):
+        raise TimeoutError
 
 
 def _connect(address: str, host: str, timeout_s: float) -> socket.socket:

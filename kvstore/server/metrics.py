@@ -50,10 +50,15 @@ class CallMetrics:
             registry=registry,
             buckets=_CALL_BUCKETS_S,
         )
+        # finding a child by its labels costs as much as everything else about it
+        self._children: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, result: str, seconds: float) -> None:
         """Count one call."""
-        self._seconds.labels(method, result).observe(seconds)
+        child = self._children.get((method, result))
+        if child is None:
+            child = self._children[method, result] = self._seconds.labels(method, result)
+        child.observe(seconds)
 
 
 class StoreCollector(Collector):

@@ -109,7 +109,7 @@ class Reads:
         return wanted
 
     def _check_size(self, layout: Layout, wanted: Sequence[int], blocks: int) -> None:
-        size = blocks * sum(layout.section_bytes[i] for i in wanted)
+        size = blocks * sum([layout.section_bytes[i] for i in wanted])
         limit = self._driver.config.limits.read_bytes_max
         if size > limit:
             raise MessageTooLarge(

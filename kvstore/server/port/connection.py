@@ -292,7 +292,6 @@ class Connection:
             parts, result = self._reply_parts(head, reply), "ok"
         except Exception as e:
             parts, result = self._error_parts(head, name, e), type(e).__name__
-        self._port.observe(name, result, started_s)
         try:
             if sum(map(len, parts)) <= AT_ONCE_BODY_BYTES:
                 parts = sockets.send_now(self._sock, parts)
@@ -300,6 +299,9 @@ class Connection:
             release()
             self._ended()
             return
+        finally:
+            # the peer does not wait for it
+            self._port.observe(name, result, started_s)
         if parts:
             self._begin(self._send_rest(parts, release))
         else:

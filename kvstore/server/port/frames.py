@@ -22,6 +22,7 @@ from kvstore.server.wire import Parts
 MAGIC = b"KVP1"
 _FIELDS = struct.Struct("<4sBxHIII4xQ")
 _CHECKSUM = struct.Struct("<Q")
+_HEADER = struct.Struct(_FIELDS.format + "Q")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 SLOT_BYTES = 16
 """Of a block's place in the arena, in a message."""
@@ -60,6 +61,9 @@ class Kind(IntEnum):
     CALL = 3
     REPLY = 4
     ERROR = 5
+
+
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Head(NamedTuple):
@@ -104,15 +108,13 @@ def parse_head(data: memoryview) -> Head:
 
     Its checksum can be looked at when the message is there: `check_message`.
     """
-    magic, kind, method, call, message_bytes, timeout_ms, body_bytes = _FIELDS.unpack_from(data)
+    magic, number, *fields = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise MalformedFrame(f"no frame starts with {magic!r}")
-    try:
-        kind = Kind(kind)
-    except ValueError:
-        raise MalformedFrame(f"frame kind {kind} is unknown") from None
-    (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
-    return Head(kind, method, call, message_bytes, timeout_ms, body_bytes, checksum)
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise MalformedFrame(f"frame kind {number} is unknown")
+    return Head(kind, *fields)
 
 
 def check_message(data: memoryview, head: Head) -> bytes:
