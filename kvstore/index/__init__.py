@@ -9,6 +9,7 @@ from kvstore.index.table import (
     ROOT,
     BlockIndex,
     BulkRows,
+    leading,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "ROOT",
     "BlockIndex",
     "BulkRows",
+    "leading",
 ]

@@ -70,6 +70,13 @@ class BulkRows:
     created_wall_s: npt.NDArray[np.float64]
 
 
+def leading(flags: npt.NDArray[np.bool_]) -> int:
+    """How many are true from the first on. Shape (n,)."""
+    # for some dozens of them several times as fast as NumPy's reductions
+    at = flags.tobytes().find(0)
+    return len(flags) if at < 0 else at
+
+
 class BlockIndex:
     """All rows. The columns are public and read freely; `state`, `parent`, `children`, `pins` and
     the membership of a key change through methods only, `tiers` and the places (`slot`, `hbm_slot`,
@@ -106,13 +113,11 @@ class BlockIndex:
         """The row of a key in any state, or None."""
         return self.keys.find(key)
 
-    def find_prefix(self, keys: Sequence[bytes]) -> list[int]:
+    def find_prefix(self, keys: Sequence[bytes]) -> Rows:
         """Rows of the leading keys that are known in any state; shorter than `keys` where one is
         not."""
         rows = self.keys.find_all(keys)
-        unknown = rows < 0
-        known: list[int] = rows[: int(unknown.argmax()) if unknown.any() else None].tolist()
-        return known
+        return rows[: leading(rows >= 0)]
 
     def view(self, column: str) -> npt.NDArray[Any]:
         """A column as NumPy sees it, without a copy. Drop it before anything is inserted."""

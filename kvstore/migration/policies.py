@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvstore.block import Outlook, Tier
 from kvstore.config import EvictionConfig
 from kvstore.eviction import POLICIES, EvictionPolicy, Surroundings, own_end
-from kvstore.index import BlockIndex
+from kvstore.index import BlockIndex, leading
 
 Rows = npt.NDArray[np.int64]
 _FRAME_BYTES_ASSUMED = 229_376
@@ -65,6 +65,10 @@ class TierPolicies:
             for tier, policy in self._told():
                 # with an enum NumPy takes four times as long
                 held = tiers & int(tier) != 0
+                if leading(held) == len(chain):
+                    policy.foresee(chain, len(chain))
+                    policy.touch(chain)
+                    continue
                 there = chain[held]
                 if tier is Tier.SSD:
                     missing = chain[np.isin(chain, declined)] if declined else chain[:0]

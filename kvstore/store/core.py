@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvstore.block import Match, Outcome, Outlook, Tier, TierCost
 from kvstore.config import StoreConfig
 from kvstore.errors import InvalidRequest, LeaseExpired, MessageTooLarge
-from kvstore.index import GHOST, READY, BlockIndex
+from kvstore.index import GHOST, READY, BlockIndex, leading
 from kvstore.lease import RightsTable
 from kvstore.metrics import Metrics
 from kvstore.migration.demotion import Demotion
@@ -167,15 +167,12 @@ class Core:
             )
         index = self.index
         rows = index.find_prefix(keys)
-        if not rows:
+        if not len(rows):
             return Found([], 0, np.zeros(0, np.bool_), b"")
-        at = np.array(rows)
-        state = index.view("state")[at]
-        there = (state != GHOST) & (index.view("namespace")[at] == number)
-        n = len(rows) if there.all() else int(there.argmin())
-        ready = state[:n] == READY
-        hits = n if ready.all() else int(ready.argmin())
-        return Found(rows[:n], hits, ready, index.view("tiers")[at[:n]].tobytes())
+        state = index.view("state")[rows]
+        n = leading((state != GHOST) & (index.view("namespace")[rows] == number))
+        rows, ready = rows[:n], state[:n] == READY
+        return Found(rows.tolist(), leading(ready), ready, index.view("tiers")[rows].tobytes())
 
     def _answer(self, namespace_id: bytes, found: Found, asked: int) -> Match:
         n = len(found.rows)
@@ -278,9 +275,11 @@ class Core:
         else:
             found = [self.ready_row(held.number, key) for key in keys]
             rows = np.array([-1 if row is None else row for row in found], np.int64)
-        places = np.full((len(rows), 2), NOT_IN_DRAM, np.uint64)
-        there = np.flatnonzero(rows >= 0)
+        places = np.empty((len(rows), 2), np.uint64)
+        there = (rows >= 0).nonzero()[0]
         there = there[index.view("tiers")[rows[there]] & tier != 0] if len(there) else there
+        if len(there) < len(rows):
+            places.fill(NOT_IN_DRAM)
         if not len(there):
             return places, []
         pool: PoolTier | None = r.dram if tier == _DRAM else r.hbm
@@ -295,7 +294,8 @@ class Core:
     ) -> int:
         """Keep slots until the lease ends, as far as there is room for that; the bytes held."""
         frame_bytes = self.namespaces.frame_bytes(held.number)
-        hold = [page for page in pages if page not in mine]
+        # a block may have been named twice
+        hold = [page for page in dict.fromkeys(pages) if page not in mine]
         del hold[max(0, room) // frame_bytes :]
         users.use_all(hold)
         mine.update(dict.fromkeys(hold))

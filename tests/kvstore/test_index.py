@@ -57,10 +57,10 @@ def test_a_prefix_ends_at_the_first_unknown_key():
     index = BlockIndex()
     rows = ready_chain(index, 0, 5)
     asked = [key(0), key(1), key(99), key(2)]
-    assert index.find_prefix(asked) == rows[:2]
-    assert index.find_prefix([key(n) for n in range(5)]) == rows
-    assert index.find_prefix([key(99)]) == []
-    assert index.find_prefix([]) == []
+    assert index.find_prefix(asked).tolist() == rows[:2]
+    assert index.find_prefix([key(n) for n in range(5)]).tolist() == rows
+    assert index.find_prefix([key(99)]).tolist() == []
+    assert index.find_prefix([]).tolist() == []
 
 
 def test_a_parent_that_goes_leaves_a_ghost_until_its_last_child_goes():

@@ -46,6 +46,24 @@ def test_an_empty_lookup(store, ns):
 # leases
 
 
+@pytest.mark.parametrize("told", ["with the lease", "with a read"])
+def test_slots_of_blocks_that_a_caller_names_twice_are_given_back(store, ns, told):
+    blocks = blocks_of(ns, range(3))
+    store.put(ns, blocks)
+    keys = keys_of(blocks)
+    asked = [keys[0], keys[0], *keys[1:], keys[2]]
+    lease, _, _ = store.core.acquire(ns, asked, store.now, 5.0)
+    places = store.core.locate(lease, asked if told == "with a read" else None, store.now)
+    assert len(places) == len(asked)
+    assert (places[0] == places[1]).all()
+    assert store.core.residency.slots_in_use == 3
+    check(store)
+    store.core.release(lease)
+    assert store.core.residency.slots_in_use == 0
+    assert store.core.held_bytes == 0
+    check(store)
+
+
 def test_a_lease_pins_the_ready_prefix(store, ns):
     blocks = blocks_of(ns, range(6))
     store.put(ns, blocks[:4])
