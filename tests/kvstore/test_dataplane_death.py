@@ -38,6 +38,7 @@ blocks = chain(ns, 24)
 client.put(ns, blocks[:16])
 lease = client.acquire(ns, keys_of(blocks[:16]))
 stream = client._client._transport._pool.idle()
+stream._sock.setblocking(True)
 if how == "held":
     client.read(lease, lease.keys)
     client.view(lease, lease.keys)

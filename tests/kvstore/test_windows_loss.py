@@ -211,6 +211,7 @@ elif how == "in a get":
     request = messages.named_to_pb(pb.GetWindowRequest, ns.id, "kept")
     for _ in range(16):
         stream.send("GetWindow", request.SerializeToString(), [], time.monotonic() + 9)
+    stream._sock.setblocking(True)
     stream._sock.recv(1000)
 else:
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
